@@ -1,0 +1,29 @@
+"""Train a PyTorch model on any number of devices and get the same bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from virtualflow.errors import VirtualFlowError
+
+if TYPE_CHECKING:
+    from virtualflow.train.seeding import seed
+    from virtualflow.train.trainer import EpochReport, Trainer
+
+__version__ = "0.1.0"
+__all__ = ["EpochReport", "Trainer", "VirtualFlowError", "__version__", "seed"]
+
+_LAZY = {
+    "EpochReport": "virtualflow.train.trainer",
+    "Trainer": "virtualflow.train.trainer",
+    "seed": "virtualflow.train.seeding",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Torch takes a second to import; `vf --help` and the schedulers need none of it.
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""The ``vf`` command: one file per verb. A verb parses, calls and prints."""

@@ -1,0 +1,104 @@
+"""``vf doctor``: what this machine has, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from virtualflow.core.membership import home
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. *needed* things make the doctor fail when they are missing."""
+
+    what: str
+    found: str
+    good: bool
+    needed: bool = False
+    advice: str = ""
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what this machine has and what is missing. Exit code 1 means that training can't work."""
+    findings = list(_examine())
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _print(findings)
+    raise typer.Exit(1 if any(finding.needed and not finding.good for finding in findings) else 0)
+
+
+def _examine() -> Iterator[Finding]:
+    version = platform.python_version_tuple()
+    new_enough = (int(version[0]), int(version[1])) >= (3, 11)
+    yield Finding("Python", platform.python_version(), new_enough, True, "Python 3.11 or newer is needed")
+    yield from _torch()
+    yield Finding("cores", str(os.cpu_count()), True)
+    yield _writable_home()
+    for package, purpose in (
+        ("matplotlib", "figures"),
+        ("sklearn", "the digits example"),
+        ("transformers", "the text example"),
+    ):
+        present = find_spec(package) is not None
+        yield Finding(
+            package, "installed" if present else "missing", present, advice=f"for {purpose}: pip install {package}"
+        )
+    for path, package in (
+        ("/usr/share/datasets/fashion-mnist", "dataset-fashion-mnist"),
+        ("/usr/lib/bible.data", "bible-kjv"),
+    ):
+        present = Path(path).exists()
+        yield Finding(
+            f"data: {package}",
+            "installed" if present else "missing",
+            present,
+            advice=f"for examples: apt-get install {package}",
+        )
+
+
+def _torch() -> Iterator[Finding]:
+    if find_spec("torch") is None:
+        yield Finding("torch", "missing", False, True, "pip install torch==2.13.0")
+        return
+    import torch
+
+    from virtualflow.train import kernel
+    from virtualflow.train.certificate import instruction_set
+
+    tested = torch.__version__.startswith("2.13.")
+    yield Finding("torch", torch.__version__, tested, False, "tested with torch 2.13")
+    yield Finding("instruction set", instruction_set(), True)
+    gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+    yield Finding("gloo (several CPU devices)", "yes" if gloo else "no", gloo, True, "install a torch built with gloo")
+    fused = kernel.load() is not None
+    advice = "without a C compiler the exact reduction is slower, for the same bits: install gcc"
+    yield Finding("fused kernel", "built" if fused else "not built", fused, advice=advice)
+    cuda = f"{torch.cuda.device_count()} device(s)" if torch.cuda.is_available() else "none"
+    yield Finding("CUDA", cuda + " (support for CUDA is written but untested)", True)
+
+
+def _writable_home() -> Finding:
+    folder = home()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    writable = os.access(nearest, os.W_OK)
+    return Finding("VF_HOME", str(folder), writable, True, "set VF_HOME to a folder that you can write to")
+
+
+def _print(findings: list[Finding]) -> None:
+    table = Table("", "what", "found", "what to do")
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.good else "[red]missing[/]" if finding.needed else "[yellow]note[/]"
+        table.add_row(mark, finding.what, finding.found, "" if finding.good else finding.advice)
+    Console().print(table)

@@ -1,0 +1,95 @@
+"""``vf explain``: what would run where, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from virtualflow.cli.options import device_names, numbers
+from virtualflow.core.mapping import Mapping, assign, spread
+from virtualflow.core.sharding import Epoch, node_sizes, shuffled
+from virtualflow.errors import ConfigError
+
+
+def explain(
+    devices: Annotated[str, typer.Option(help="How many devices.", metavar="N")],
+    batch_size: Annotated[int, typer.Option(help="Examples in a global batch.", metavar="N")],
+    virtual_nodes: Annotated[
+        str,
+        typer.Option(help="How many virtual nodes, or their sizes: 8, or 6,6,4, or 192x16,256x8.", metavar="N|SIZES"),
+    ],
+    mapping: Annotated[
+        str | None, typer.Option(help="A device's index for each virtual node, such as 0,1,1,0.", metavar="LIST")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Length of the dataset: shows the steps of an epoch too.", metavar="N")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the mapping, the waves and the shard sizes of a job, before anything runs."""
+    names = device_names(devices)
+    sizes = node_sizes(batch_size, _sizes(virtual_nodes))
+    chosen = assign(numbers(mapping, "--mapping"), len(sizes), names) if mapping else spread(len(sizes), names)
+    report = _report(chosen, names, sizes, examples)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print(report)
+
+
+def _sizes(text: str) -> int | list[int]:
+    if text.isdigit():
+        return int(text)
+    sizes: list[int] = []
+    for part in text.split(","):
+        size, _, times = part.partition("x")
+        sizes += numbers(size, "--virtual-nodes") * (numbers(times, "--virtual-nodes")[0] if times else 1)
+    return sizes
+
+
+def _report(
+    mapping: Mapping, names: tuple[str, ...], sizes: tuple[int, ...], examples: int | None
+) -> dict[str, object]:
+    rows = []
+    for name in names:
+        nodes = mapping.nodes_of(name)
+        shards = [sizes[node] for node in nodes]
+        rows.append({"device": name, "virtual_nodes": list(nodes), "shard_sizes": shards, "examples": sum(shards)})
+    report: dict[str, object] = {
+        "batch_size": sum(sizes),
+        "virtual_nodes": len(sizes),
+        "waves": mapping.waves,
+        "devices": rows,
+    }
+    if examples is not None:
+        if examples < 1:
+            raise ConfigError(f"--examples {examples}: a dataset has at least one")
+        epoch = Epoch(0, shuffled(0, 0, examples), sizes)
+        last = epoch.batch(epoch.steps - 1)
+        report["steps_per_epoch"] = epoch.steps
+        report["last_batch"] = [len(shard) for shard in last.shards]
+    return report
+
+
+def _print(report: dict[str, object]) -> None:
+    console = Console()
+    rows = report["devices"]
+    assert isinstance(rows, list)
+    console.print(
+        f"[bold]{report['batch_size']}[/] examples a step in [bold]{report['virtual_nodes']}[/] virtual nodes on "
+        f"[bold]{len(rows)}[/] device(s): [bold]{report['waves']}[/] wave(s)"
+    )
+    table = Table("device", "virtual nodes, in the order they run", "shard sizes", "examples")
+    for row in rows:
+        nodes, sizes = (", ".join(map(str, row[key])) for key in ("virtual_nodes", "shard_sizes"))
+        table.add_row(row["device"], nodes, sizes, str(row["examples"]))
+    console.print(table)
+    if "steps_per_epoch" in report:
+        last = report["last_batch"]
+        assert isinstance(last, list)
+        console.print(f"{report['steps_per_epoch']} steps an epoch; the last one has {sum(last)} examples: {last}")
+    console.print("Any other number of devices, up to the number of virtual nodes, gives the same bits.")

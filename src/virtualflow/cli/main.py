@@ -1,0 +1,51 @@
+"""``vf``: the verbs, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from virtualflow import __version__
+from virtualflow.cli.doctor import doctor
+from virtualflow.cli.explain import explain
+from virtualflow.cli.run import run
+from virtualflow.cli.verify import verify
+from virtualflow.errors import VirtualFlowError
+
+app = typer.Typer(
+    name="vf",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train a PyTorch model on any number of devices and get the same bits.",
+    epilog="A first try: [bold]vf run --devices 2 train.py[/bold], then [bold]vf verify[/bold] the two runs.",
+)
+# A script's own options follow the script and are left alone.
+app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(explain)
+app.command()(verify)
+app.command()(doctor)
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """The entry point: an error of ours is a message, not a traceback."""
+    try:
+        app()
+    except VirtualFlowError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""A live progress bar, drawn from a job's event stream."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from virtualflow.events import EpochStarted, Event, RunStarted, StepDone, parse
+
+
+class Progress:
+    """Follows an event stream; what the lead worker prints appears above the bar."""
+
+    def __init__(self, stream: Path, lead: str) -> None:
+        self._stream = stream
+        self._lead = lead
+        self._position = 0
+        self._rest = ""
+        self._next_look = 0.0
+        self._task: TaskID | None = None
+        self._waves = self._devices = 0
+        self._examples_per_second = 0.0
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+        )
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._next_look = 0.0
+        self.refresh()
+        self._bar.stop()
+
+    def write(self, device: str, stream: str, data: bytes) -> None:
+        """Print what a worker wrote above the bar."""
+        if device == self._lead:
+            self._bar.console.print(Text(data.decode(errors="replace").rstrip("\n")))
+
+    def refresh(self) -> None:
+        """Read what the stream has got since the last look, a few times a second."""
+        now = time.monotonic()
+        if now < self._next_look or not self._stream.exists():
+            return
+        self._next_look = now + 0.1
+        with self._stream.open() as file:
+            file.seek(self._position)
+            text = self._rest + file.read()
+            self._position = file.tell()
+        *lines, self._rest = text.split("\n")
+        for line in lines:
+            self._show(parse(line))
+
+    def _show(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._waves, self._devices = event.waves, len(event.devices)
+        elif isinstance(event, EpochStarted) and self._task is None:
+            steps = event.epochs * event.steps
+            done = event.epoch * event.steps + event.first_step
+            self._task = self._bar.add_task(f"{self._devices} device(s)", total=steps, completed=done, facts="")
+        elif isinstance(event, StepDone) and self._task is not None:
+            speed = event.examples / max(event.seconds, 1e-9)
+            self._examples_per_second = 0.9 * (self._examples_per_second or speed) + 0.1 * speed
+            facts = f"loss {event.loss:.4f}  {self._examples_per_second:,.0f} examples/s  {self._waves} wave(s)"
+            self._bar.update(self._task, advance=1, facts=facts)

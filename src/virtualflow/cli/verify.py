@@ -1,0 +1,57 @@
+"""``vf verify``: are two runs equal, bit by bit?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from virtualflow.core.certificate import Certificate, Verdict, compare
+from virtualflow.core.membership import home
+from virtualflow.errors import EventStreamError
+from virtualflow.events import STREAM, read_events
+
+
+def verify(
+    one: Annotated[str, typer.Argument(help="A job's id, its folder, or its event stream.", metavar="RUN")],
+    other: Annotated[str, typer.Argument(help="The run to compare it with.", metavar="RUN")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say that two runs are equal, or name the first step and the first thing that differs.
+
+    Exit code 0 means equal, 1 means not.
+    """
+    verdict = compare(_certificate(one), _certificate(other))
+    if as_json:
+        print(json.dumps(asdict(verdict), indent=2))
+    else:
+        _print(verdict)
+    raise typer.Exit(0 if verdict.equal else 1)
+
+
+def _certificate(run: str) -> Certificate:
+    path = _stream(run)
+    return Certificate.of(read_events(path), str(path))
+
+
+def _stream(run: str) -> Path:
+    candidates = [Path(run), Path(run) / STREAM, home() / "jobs" / run / STREAM]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    known = sorted(folder.name for folder in (home() / "jobs").glob("*") if (folder / STREAM).is_file())
+    newest = f" The newest jobs: {', '.join(known[-5:])}." if known else ""
+    raise EventStreamError(f"there is no run {run!r}: neither a file, nor a folder, nor a job in {home()}.{newest}")
+
+
+def _print(verdict: Verdict) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold {'green' if verdict.equal else 'red'}]{verdict.summary}")
+    for fact in verdict.facts:
+        console.print(f"  the runs' facts differ: {fact}")
+    if verdict.facts and not verdict.equal:
+        console.print("  With other facts, other bits are to be expected: make these equal first.")

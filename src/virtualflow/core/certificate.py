@@ -1,0 +1,110 @@
+"""Are two runs equal, bit by bit? If not, since when, and in what?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from virtualflow.errors import EventStreamError
+from virtualflow.events import EpochEnded, Event, RunStarted, StepDone
+
+EMPTY_CHAIN = "0" * 16
+# Facts that change bits without being anyone's fault: reported first, before the code is blamed.
+ENVIRONMENT = ("python", "torch", "numpy", "virtualflow", "device_type", "instruction_set", "threads_per_device")
+JOB = ("reduction", "batch_size", "node_sizes", "seed", "seeded", "initial_digest")
+
+
+def extend_chain(chain: str, *links: str | None) -> str:
+    """The chain after one more step: equal chains mean that every step so far was equal."""
+    text = "|".join([chain, *(str(link) for link in links)])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a comparison found. ``step`` and ``what`` name the first difference."""
+
+    equal: bool
+    summary: str
+    steps_compared: int
+    step: int | None = None
+    what: str | None = None
+    facts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a stream says that is comparable."""
+
+    facts: dict[str, Any]
+    steps: dict[int, StepDone]
+    digests: dict[int, str]
+
+    @classmethod
+    def of(cls, events: Iterable[Event], name: str) -> Certificate:
+        facts: dict[str, Any] | None = None
+        steps: dict[int, StepDone] = {}
+        digests: dict[int, str] = {}
+        for event in events:
+            if isinstance(event, RunStarted):
+                facts = event.facts
+            elif isinstance(event, StepDone):
+                steps[event.step] = event
+            elif isinstance(event, EpochEnded):
+                digests[event.step] = event.digest
+        if facts is None:
+            raise EventStreamError(f"{name} records no run: it ended before a Trainer was made")
+        return cls(facts, steps, digests)
+
+
+def compare(one: Certificate, other: Certificate) -> Verdict:
+    """Facts first, then every step that both have, then the digests at the ends of epochs."""
+    differing = tuple(
+        f"{key}: {one.facts.get(key)} and {other.facts.get(key)}"
+        for key in (*ENVIRONMENT, *JOB)
+        if one.facts.get(key) != other.facts.get(key)
+    )
+    if "fast" in (one.facts.get("reduction"), other.facts.get("reduction")):
+        summary = "not comparable: a run with reduction='fast' is equal up to rounding only"
+        return Verdict(False, summary, 0, facts=differing)
+    common = sorted(one.steps.keys() & other.steps.keys())
+    if not common:
+        return Verdict(False, "not comparable: the runs have no step in common", 0, facts=differing)
+    for step in common:
+        if what := _difference(one, other, step):
+            place = f"step {step} (epoch {one.steps[step].epoch})"
+            return Verdict(False, f"different since {place}: {what}", len(common), step, what, differing)
+    return _same_as_far_as_both_go(one, other, common, differing)
+
+
+def _same_as_far_as_both_go(
+    one: Certificate, other: Certificate, common: list[int], differing: tuple[str, ...]
+) -> Verdict:
+    ends = max(one.steps), max(other.steps)
+    if ends[0] != ends[1]:
+        summary = f"equal up to step {common[-1]}, but one run ends with step {ends[0]} and the other with {ends[1]}"
+        return Verdict(False, summary, len(common), min(ends) + 1, "length", differing)
+    if differing:
+        summary = f"equal in all {len(common)} steps, although their facts differ"
+        return Verdict(True, summary, len(common), facts=differing)
+    return Verdict(True, f"equal: {len(common)} steps, bit by bit", len(common))
+
+
+def _difference(one: Certificate, other: Certificate, step: int) -> str | None:
+    mine, theirs = one.steps[step], other.steps[step]
+    for field, meaning in (
+        ("ids", "the examples"),
+        ("loss_bits", "the loss"),
+        ("norm_bits", "the gradient norm"),
+        ("accumulator", "the sums of the exact reduction"),
+        ("chain", "something before the first step that both have"),
+    ):
+        values = getattr(mine, field), getattr(theirs, field)
+        if values[0] != values[1] and not (field == "accumulator" and None in values):
+            return f"{meaning} ({values[0]} and {values[1]})"
+    digests = one.digests.get(step), other.digests.get(step)
+    if None not in digests and digests[0] != digests[1]:
+        return f"the digest of the model ({str(digests[0])[:16]} and {str(digests[1])[:16]})"
+    return None

@@ -1,0 +1,69 @@
+"""Which device runs which virtual nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtualflow.errors import MappingError
+
+DeviceId = str
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """``devices[v]`` runs virtual node ``v``."""
+
+    devices: tuple[DeviceId, ...]
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise MappingError("a mapping needs at least one virtual node")
+
+    def nodes_of(self, device: DeviceId) -> tuple[int, ...]:
+        """The virtual nodes of *device*, in the order in which it runs them."""
+        return tuple(v for v, owner in enumerate(self.devices) if owner == device)
+
+    @property
+    def virtual_nodes(self) -> int:
+        return len(self.devices)
+
+    @property
+    def waves(self) -> int:
+        """How many virtual nodes the busiest device runs one after another."""
+        return max(Counter(self.devices).values())
+
+
+def spread(virtual_nodes: int, devices: Sequence[DeviceId]) -> Mapping:
+    """Spread virtual nodes as evenly as possible, in contiguous blocks."""
+    _check_every_device_gets_one(virtual_nodes, devices)
+    return Mapping(tuple(devices[v * len(devices) // virtual_nodes] for v in range(virtual_nodes)))
+
+
+def assign(owners: Sequence[int], virtual_nodes: int, devices: Sequence[DeviceId]) -> Mapping:
+    """The mapping given by hand: virtual node ``v`` on the device with index ``owners[v]``."""
+    _check_every_device_gets_one(virtual_nodes, devices)
+    if len(owners) != virtual_nodes:
+        raise MappingError(
+            f"the mapping names {len(owners)} virtual nodes, but the job has {virtual_nodes}. "
+            "Give one device index for each virtual node."
+        )
+    missing = set(range(len(devices))) - set(owners)
+    unknown = set(owners) - set(range(len(devices)))
+    if missing or unknown:
+        wrong = f"gives device {min(missing)} nothing to do" if missing else f"names device {max(unknown)}"
+        raise MappingError(
+            f"the mapping {wrong}; the job has devices 0 to {len(devices) - 1}, and each needs a virtual node."
+        )
+    return Mapping(tuple(devices[owner] for owner in owners))
+
+
+def _check_every_device_gets_one(virtual_nodes: int, devices: Sequence[DeviceId]) -> None:
+    if not devices:
+        raise MappingError("a mapping needs at least one device")
+    if len(devices) > virtual_nodes:
+        raise MappingError(
+            f"cannot map {virtual_nodes} virtual nodes onto {len(devices)} devices: each device needs at least "
+            f"one. Use at most {virtual_nodes} devices, or start the job with more virtual nodes."
+        )

@@ -1,0 +1,68 @@
+"""Everything VirtualFlow raises on purpose.
+
+VirtualFlowError
+├── ConfigError             an argument that cannot work
+│   └── MappingError        virtual nodes that do not fit the devices
+├── LossError               loss_fn or metric_fn returned something unusable
+├── NonFiniteError          a loss or a gradient is NaN or infinite
+├── HiddenStateError        the result depends on something outside the job's state
+├── DeviceMemoryError       a device ran out of memory
+├── CheckpointError         a checkpoint that cannot be written or read
+├── CollectiveError         workers made different collective calls
+├── ReplicaError            workers hold different models
+├── PeerLostError           another worker of the job went away
+├── EventStreamError        an event stream that cannot be read
+└── LaunchError             the job could not be started
+"""
+
+
+class VirtualFlowError(Exception):
+    """The root of the tree: catch this to catch them all."""
+
+
+class ConfigError(VirtualFlowError):
+    """An argument that cannot work."""
+
+
+class MappingError(ConfigError):
+    """Virtual nodes that do not fit the devices."""
+
+
+class LossError(VirtualFlowError):
+    """loss_fn or metric_fn returned something unusable."""
+
+
+class NonFiniteError(VirtualFlowError):
+    """A loss or a gradient is NaN or infinite."""
+
+
+class HiddenStateError(VirtualFlowError):
+    """The result depends on something outside the job's state."""
+
+
+class DeviceMemoryError(VirtualFlowError):
+    """A device ran out of memory."""
+
+
+class CheckpointError(VirtualFlowError):
+    """A checkpoint that cannot be written or read."""
+
+
+class CollectiveError(VirtualFlowError):
+    """Workers made different collective calls."""
+
+
+class ReplicaError(VirtualFlowError):
+    """Workers hold different models."""
+
+
+class PeerLostError(VirtualFlowError):
+    """Another worker of the job went away."""
+
+
+class EventStreamError(VirtualFlowError):
+    """An event stream that cannot be read."""
+
+
+class LaunchError(VirtualFlowError):
+    """The job could not be started."""

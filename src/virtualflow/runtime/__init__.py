@@ -1,0 +1,1 @@
+"""The outside world: processes, sockets, and who belongs to a job."""

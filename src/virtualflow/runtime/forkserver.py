@@ -1,0 +1,102 @@
+"""A process with torch already loaded, from which workers are forked: ready in milliseconds, not seconds.
+
+It runs no torch operation and has one thread, so that a fork is clean. It speaks JSON over a Unix socket, a message a
+packet, with file descriptors beside them, and ends, with all its workers, when its owner does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+from virtualflow.core.processes import die_with_parent
+from virtualflow.runtime.spec import WorkerSpec
+
+
+def main() -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the coordinator's business
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    worker = import_module("virtualflow.runtime.worker")
+    import_module("torch._dynamo")  # making an optimizer imports it, which takes a second
+    import_module("virtualflow.train.kernel").load()
+    wake_reader, wake_writer = socket.socketpair()
+    wake_reader.setblocking(False)
+    wake_writer.setblocking(False)
+    signal.set_wakeup_fd(wake_writer.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector = selectors.DefaultSelector()
+    selector.register(connection, selectors.EVENT_READ)
+    selector.register(wake_reader, selectors.EVENT_READ)
+    _send(connection, {"ready": os.getpid()})
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is connection:
+                _handle(connection, worker)
+            else:
+                wake_reader.recv(4096)
+                _reap(connection)
+
+
+def _handle(connection: socket.socket, worker: Any) -> None:
+    message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    if not message:
+        sys.exit(0)  # the coordinator is gone; the kernel ends our workers
+    request = json.loads(message)
+    child = os.fork()
+    if child == 0:
+        _become_worker(request, descriptors, worker)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    _send(connection, {"started": child})
+
+
+def _become_worker(request: dict[str, Any], descriptors: list[int], worker: Any) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()  # a group of its own, so that all it starts can be ended with it
+        die_with_parent()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if "store" in request:
+            worker.serve_store(descriptors[0], request["store"])
+        os.dup2(descriptors[0], 1)
+        os.dup2(descriptors[1], 2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        code = worker.run(WorkerSpec.from_json(request["worker"]))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # Not sys.exit: that would unwind into the server's own loop.
+        os._exit(code)
+
+
+def _reap(connection: socket.socket) -> None:
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None:
+            return
+        # Before the id is given back: whatever the worker started ends with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(ended.si_pid, signal.SIGKILL)
+        _, status = os.waitpid(ended.si_pid, 0)
+        _send(connection, {"exited": ended.si_pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What the coordinator tells a worker, as plain values that travel as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """Everything a worker needs to know to take part in a job."""
+
+    job_id: str
+    job_folder: str
+    device: str
+    devices: tuple[str, ...]
+    script: str
+    arguments: tuple[str, ...]
+    store_host: str
+    store_port: int
+    patience_seconds: float
+    generation: int = 0
+    owners: tuple[int, ...] | None = None  # the mapping given by hand: a device's index for each virtual node
+    threads_per_device: int = 1
+    device_type: str = "auto"
+    audit: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.devices.index(self.device)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerSpec:
+        fields: dict[str, Any] = json.loads(text)
+        for name in ("devices", "arguments", "owners"):
+            if fields[name] is not None:
+                fields[name] = tuple(fields[name])
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a worker's script ended. *consequence* marks one that another worker's end has caused."""
+
+    device: str
+    kind: str
+    text: str
+    consequence: bool
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        return cls(**json.loads(text))
+
+
+def failure_file(device: str) -> str:
+    """Where in the job's folder the worker of *device* leaves its Failure."""
+    return f"failure-{device}.json"

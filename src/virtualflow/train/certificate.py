@@ -1,0 +1,45 @@
+"""The facts of a run, gathered where torch is."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numpy
+import torch
+
+import virtualflow
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What bits depend on besides the job: library versions, device type, instruction set, threads."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "virtualflow": virtualflow.__version__,
+        "device_type": device_type(device),
+        "instruction_set": instruction_set(),
+        "threads_per_device": torch.get_num_threads(),
+    }
+
+
+def device_type(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def instruction_set() -> str:
+    """The vector instructions torch uses, and the processor's model: kernels are chosen by both."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{capability} on {_processor_model()}"
+
+
+def _processor_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

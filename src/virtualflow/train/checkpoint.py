@@ -1,0 +1,94 @@
+"""A job's committed state as one file that any number of devices can read. Never unpickles code."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from virtualflow.errors import CheckpointError
+
+FORMAT = "virtualflow checkpoint"
+VERSION = 1
+
+
+def write(path: Path, contents: dict[str, Any]) -> None:
+    """Write *contents* to *path*, whole or not at all: a kill while saving leaves the old file."""
+    write_atomically(path, {"format": FORMAT, "version": VERSION, **contents})
+
+
+def write_atomically(path: Path, value: Any) -> None:
+    """``torch.save`` into a file beside *path*, then rename."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {path}: {error}. A file that was there before is untouched.") from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The contents of a checkpoint, checked to be one."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    try:
+        contents = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch raises a dozen types for damaged files
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{path} cannot be read: {reason}. It is truncated, damaged, or not a VirtualFlow checkpoint; use an "
+            "earlier one, or save again."
+        ) from error
+    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} is not a VirtualFlow checkpoint. A plain state_dict goes into the model with "
+            "model.load_state_dict(torch.load(path)) before the Trainer is made."
+        )
+    if contents.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint version {contents.get('version')}, and this is a VirtualFlow that reads version "
+            f"{VERSION}. Install the VirtualFlow that wrote it."
+        )
+    return contents
+
+
+def check_same_job(path: Path, saved: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose job would go on differently here."""
+    differing = [f"{key} {saved.get(key)} there, {mine[key]} here" for key in mine if saved.get(key) != mine[key]]
+    if differing:
+        raise CheckpointError(
+            f"{path} is of another job: {'; '.join(differing)}. Going on from it would give another model than that "
+            "job's. Make them equal, or use load(path, force=True) to take its state into this job all the same."
+        )
+
+
+def check_savable(value: Any, what: str) -> None:
+    """Refuse *value* now, not at the first save, if it can't be read back without unpickling code."""
+    with tempfile.TemporaryFile() as file:
+        try:
+            torch.save(_without_tensors(value), file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except Exception as error:
+            raise CheckpointError(
+                f"the state_dict of {what} can't be saved safely: {str(error).splitlines()[0]}. Checkpoints hold "
+                "tensors, numbers, strings and dicts, lists and tuples of them."
+            ) from error
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return None
+    if type(value) is dict:
+        return {key: _without_tensors(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_tensors(item) for item in value)
+    return value

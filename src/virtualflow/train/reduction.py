@@ -1,0 +1,259 @@
+"""How the gradients and buffers of all virtual nodes become those of the step: exactly, or fast.
+
+*Exact* rounds every addend to a grid shared by all and sums in float64: no order, and so no mapping, can change a
+bit. *Fast* adds up in ``.grad`` and all-reduces once, as the paper does: equal up to rounding.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from virtualflow.core.membership import Group, Work
+from virtualflow.errors import ConfigError
+from virtualflow.train.buckets import Buckets, cut
+from virtualflow.train.state import Buffers
+from virtualflow.train.sums import Sums
+
+Witness = Callable[[str, Tensor], None]
+
+
+class Reduction(ABC):
+    """One *attempt* at a step: ``begin``, then each virtual node's backward and ``end_node``, then ``flush``.
+
+    Gradients are taken in by hooks, as soon as backward has made them.
+    """
+
+    normalises: bool  # whether a mean loss is scaled before its backward, so that no division has to follow
+
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int, group: Group | None
+    ) -> None:
+        self.names = [*parameters, *(buffer.name for buffer in buffers.all)]
+        self.witness: Witness | None = None  # sees every gradient and buffer change of every virtual node
+        self._parameters = list(parameters.values())
+        self._buffers = buffers
+        self._group = group
+        self.buffer_sums = Sums([b.tensor for b in buffers.all], virtual_nodes, exact=not self.normalises)
+        self._watched: set[int] = set()
+        self._running = False
+        self._sending = False  # the last virtual node is running: what is ready may be sent
+        self._arrived: set[int] = set()
+        self._unclean = 0
+
+    def begin(self) -> None:
+        """Forget the last attempt."""
+        for index, parameter in enumerate(self._parameters):
+            parameter.grad = None
+            if parameter.requires_grad and index not in self._watched:
+                self._watch(index, parameter)
+        self.buffer_sums.begin()
+        self._sending = False
+
+    def begin_node(self, *, last: bool) -> None:
+        """A virtual node runs next; after the *last* one on this worker, gradients may be sent."""
+        self._arrived.clear()
+        self._unclean = 0
+        self._running = True
+        self._sending = last and self._group is not None
+
+    def end_node(self, examples: int) -> int:
+        """Take in the buffers a virtual node has changed; return 1 + its first unclean tensor, or 0."""
+        self._running = False
+        for index in self._buffers.changed:
+            difference = self._buffers.difference(index)
+            if self.witness is not None:
+                self.witness(self._buffers.all[index].name, difference)
+            # Weighted by examples, so that the step ends with the mean over the global batch.
+            self.buffer_sums.add(index, difference * examples)
+        return self._unclean
+
+    def flush(self) -> None:
+        """Send what was not sent yet, and wait until all sums are those of all workers."""
+        if self._group is not None:
+            self._flush_gradients()
+            if self.buffer_sums.order:
+                self._group.sum(self.buffer_sums.complete(range(len(self.buffer_sums.order)))).wait()
+
+    def peaks(self) -> list[int]:
+        """For each tensor its largest addend on this worker, as bits, or -1 if there was none."""
+        return self._gradient_peaks() + self.buffer_sums.peaks()
+
+    def accept(self, peaks: list[int]) -> bool:
+        """Whether the step may be committed, given the *peaks* over all workers; else it must be replayed."""
+        # Both are asked, so that one replay serves both.
+        gradients = self._accept_gradients(peaks[: len(self._parameters)])
+        return self.buffer_sums.accept(peaks[len(self._parameters) :]) and gradients
+
+    def finish(self, peaks: list[int], weight: float, examples: int) -> float | None:
+        """Set ``.grad`` and the buffers to those of the step; return the gradient's norm if it came for free."""
+        count = len(self._parameters)
+        norm = self._finish_gradients(peaks[:count], weight)
+        for index, bits in enumerate(peaks[count:]):
+            if bits >= 0:
+                self._buffers.advance(index, self.buffer_sums.finish(index, examples))
+        self.buffer_sums.commit(peaks[count:])
+        return norm
+
+    @abstractmethod
+    def _take(self, index: int, gradient: Tensor) -> None: ...
+    @abstractmethod
+    def _flush_gradients(self) -> None: ...
+    @abstractmethod
+    def _gradient_peaks(self) -> list[int]: ...
+    @abstractmethod
+    def _accept_gradients(self, peaks: list[int]) -> bool: ...
+    @abstractmethod
+    def _finish_gradients(self, peaks: list[int], weight: float) -> float | None: ...
+
+    def _watch(self, index: int, parameter: nn.Parameter) -> None:
+        def arrived(parameter: Tensor) -> None:
+            if not self._running:
+                return  # a backward of the user's own
+            gradient = parameter.grad
+            assert gradient is not None
+            if gradient.is_sparse:
+                raise ConfigError(sparse_reason(self.names[index]))
+            if index in self._arrived:
+                raise ConfigError(
+                    f"the gradient of {self.names[index]!r} arrived twice in one backward. Use "
+                    "torch.utils.checkpoint with use_reentrant=False."
+                )
+            self._arrived.add(index)
+            if self.witness is not None:
+                self.witness(self.names[index], gradient)
+            self._take(index, gradient)
+
+        parameter.register_post_accumulate_grad_hook(arrived)
+        self._watched.add(index)
+
+
+class ExactReduction(Reduction):
+    """The same bits for any mapping."""
+
+    normalises = False
+
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int, group: Group | None
+    ) -> None:
+        super().__init__(parameters, buffers, virtual_nodes, group)
+        self.gradient_sums = Sums(list(parameters.values()), virtual_nodes, exact=True)
+        self._buckets = Buckets([], self._launch)
+
+    def begin(self) -> None:
+        super().begin()
+        if self.gradient_sums.begin():
+            sizes = [8 * self._parameters[index].numel() for index in self.gradient_sums.order]
+            self._buckets = Buckets(cut(sizes), self._launch)
+        self._buckets.restart()
+
+    def _launch(self, bucket: range) -> Work:
+        assert self._group is not None
+        return self._group.sum(self.gradient_sums.complete(bucket))
+
+    def _take(self, index: int, gradient: Tensor) -> None:
+        # Summed while it is still in the cache, and freed: there is never a whole set of gradients beside the sums.
+        self._parameters[index].grad = None
+        clean = self.gradient_sums.add(index, gradient)
+        if not clean and not self._unclean:
+            self._unclean = index + 1
+        slot = self.gradient_sums.slot(index)
+        if self._sending and slot is not None:
+            self._buckets.ready(slot)
+
+    def _flush_gradients(self) -> None:
+        self._buckets.flush()
+
+    def _gradient_peaks(self) -> list[int]:
+        return self.gradient_sums.peaks()
+
+    def _accept_gradients(self, peaks: list[int]) -> bool:
+        return self.gradient_sums.accept(peaks)
+
+    def _finish_gradients(self, peaks: list[int], weight: float) -> float:
+        for index, (parameter, bits) in enumerate(zip(self._parameters, peaks, strict=True)):
+            # A global fact: a gradient that is None here and zero there would make weight decay differ by mapping.
+            parameter.grad = self.gradient_sums.finish(index, weight) if bits >= 0 else None
+        self.gradient_sums.commit(peaks)
+        return self.gradient_sums.norm()
+
+
+class FastReduction(Reduction):
+    """The paper's scheme: no buffer beyond ``.grad`` on one device, equal up to rounding."""
+
+    normalises = True
+
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int, group: Group | None
+    ) -> None:
+        super().__init__(parameters, buffers, virtual_nodes, group)
+        self._order: list[int] = []
+        self._item: dict[int, int] = {}
+        self._buckets = Buckets([], self._launch)
+        self._sent: list[tuple[range, Tensor]] = []
+        self._produced: set[int] = set()
+
+    def begin(self) -> None:
+        super().begin()
+        self._produced.clear()
+        if len(self._order) != len(self._watched):
+            self._order = sorted(self._watched, reverse=True)
+            self._item = {index: item for item, index in enumerate(self._order)}
+            self._buckets = Buckets(cut([4 * self._parameters[i].numel() for i in self._order]), self._launch)
+        self._buckets.restart()
+        self._sent.clear()
+
+    def _take(self, index: int, gradient: Tensor) -> None:
+        self._produced.add(index)
+        if self._sending:
+            self._buckets.ready(self._item[index])
+
+    def _launch(self, bucket: range) -> Work:
+        assert self._group is not None
+        gradients = [_dense_gradient(self._parameters[self._order[item]]) for item in bucket]
+        # A large gradient is reduced where it lies; small ones travel together.
+        packed = gradients[0] if len(gradients) == 1 else torch.cat(gradients)
+        self._sent.append((bucket, packed))
+        return self._group.sum(packed)
+
+    def _flush_gradients(self) -> None:
+        self._buckets.flush()
+        for bucket, packed in self._sent:
+            if len(bucket) > 1:
+                gradients = [_dense_gradient(self._parameters[self._order[item]]) for item in bucket]
+                torch._foreach_copy_(gradients, packed.split([len(gradient) for gradient in gradients]))
+
+    def _gradient_peaks(self) -> list[int]:
+        # A worker sends zeros for what it has no gradient for, so whether there was one is noted by the hooks.
+        return [0 if index in self._produced else -1 for index in range(len(self._parameters))]
+
+    def _accept_gradients(self, peaks: list[int]) -> bool:
+        return True
+
+    def _finish_gradients(self, peaks: list[int], weight: float) -> None:
+        gradients = []
+        for parameter, bits in zip(self._parameters, peaks, strict=True):
+            if bits < 0:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                gradients.append(parameter.grad)
+        if weight != 1.0 and gradients:
+            torch._foreach_div_(gradients, weight)
+
+
+def _dense_gradient(parameter: nn.Parameter) -> Tensor:
+    """The memory of the parameter's gradient as a vector; zeros if it has none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad.as_strided((parameter.numel(),), (1,), parameter.grad.storage_offset())
+
+
+def sparse_reason(name: str) -> str:
+    """Why a sparse gradient is refused."""
+    return (
+        f"the gradient of {name!r} is sparse, which is not supported: sums over virtual nodes live in one dense "
+        "buffer. Use nn.Embedding(sparse=False)."
+    )

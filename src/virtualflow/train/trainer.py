@@ -1,0 +1,378 @@
+"""The Trainer: what a user's script talks to. It owns the position in the data and hands the work to the rest."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from virtualflow.core import membership as memberships
+from virtualflow.core.certificate import EMPTY_CHAIN, extend_chain
+from virtualflow.core.seeds import derive
+from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes, sampled, shuffled
+from virtualflow.errors import CheckpointError, ConfigError, ReplicaError
+from virtualflow.events import (
+    STREAM,
+    EpochEnded,
+    EpochStarted,
+    Evaluated,
+    EventLog,
+    Loaded,
+    RunStarted,
+    Saved,
+    StepDone,
+)
+from virtualflow.train import certificate, checkpoint, checks, inference, snapshot
+from virtualflow.train.agreement import Agreement
+from virtualflow.train.audit import Audit
+from virtualflow.train.data import Collate, Dataset, Feed, Request, length_of
+from virtualflow.train.reduction import ExactReduction, FastReduction
+from virtualflow.train.seeding import make_deterministic, pin_threads, seeded
+from virtualflow.train.snapshot import Live, Position
+from virtualflow.train.state import Buffers, digest, named_parameters, tensors_in
+from virtualflow.train.step import LossFn, StepResult, StepRunner, StepSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """What ``fit`` tells of one epoch."""
+
+    epoch: int
+    loss: float  # mean over the epoch's examples
+    metric: float | None
+
+
+class Trainer:
+    """Trains *model* with a global batch that is split over a fixed number of virtual nodes.
+
+    ``loss_fn(model, batch)`` returns the mean loss over the batch's examples, or ``(total, weight)``.
+    *virtual_nodes* is their number, or their sizes. Everything that the result depends on is an argument here; on how
+    many devices it runs is not among them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_fn: LossFn,
+        *,
+        batch_size: int,
+        virtual_nodes: int | Sequence[int],
+        state: Sequence[Any] = (),
+        reduction: str = "exact",
+        seed: int | None = None,
+        clip_grad_norm: float | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        on_nan: str = "raise",
+        collate_fn: Collate | None = None,
+        sampler: Sampler | None = None,
+        drop_last: bool = False,
+        loader_workers: int = 0,
+    ) -> None:
+        self._sizes = node_sizes(batch_size, virtual_nodes)
+        self._membership = memberships.current()
+        self._mapping = self._membership.mapping(len(self._sizes))
+        self._nodes = self._mapping.nodes_of(self._membership.device)
+        checks.check_choices(reduction, on_nan, loader_workers, clip_grad_norm)
+        checks.check_model(model)
+        checks.check_optimizer(optimizer, model)
+        checks.check_state(state, optimizer)
+        if reduction == "exact":
+            checks.check_compiled(model, self._sizes)
+        self._device = self._prepare_device(model, reduction)
+        self._collate_fn = collate_fn
+        self._sampler = sampler
+        self._drop_last = drop_last
+        self._loader_workers = loader_workers
+        self._group = self._membership.group
+        self._agreement = Agreement(self._group, self._membership.devices)
+        self._agreement.check("Trainer", 0, derive(0, reduction, on_nan, repr(self._sizes), repr(seed)))
+        self._seed = self._choose_seed(seed)
+        self._share_initial_model(model)
+        buffers = Buffers(model)
+        kind = ExactReduction if reduction == "exact" else FastReduction
+        reducer = kind(named_parameters(model), buffers, len(self._sizes), self._group)
+        self._live = Live(model, optimizer, reducer, tuple(state), grad_scaler)
+        self._runner = StepRunner(
+            model,
+            optimizer,
+            reducer,
+            buffers,
+            StepSettings(loss_fn, self._seed, len(self._sizes), clip_grad_norm, on_nan),
+            grad_scaler,
+            self._group,
+            self._agreement,
+            Audit() if self._membership.job.audit else None,
+        )
+        self._position = Position(chain=EMPTY_CHAIN)
+        self._in_epochs = False
+        self._pass_begun = False
+        self._feed: Feed | None = None
+        self._feed_dataset: Dataset | None = None
+        self._events = EventLog(self._new_stream() if self.is_lead else None)
+        self._write_facts(batch_size, reduction)
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this worker is the one to print and write files."""
+        return self._group is None or self._group.rank == 0
+
+    @property
+    def global_step(self) -> int:
+        """How many steps the job has made."""
+        return self._position.global_step
+
+    @property
+    def events_path(self) -> Path | None:
+        """The job's event stream, on the lead worker: what ``vf verify`` compares."""
+        return self._events.path
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs up to *count* that are still to do: after ``load``, those after the checkpoint."""
+        for epoch in range(self._position.next_epoch, count):
+            if epoch != self._position.epoch or self._position.finished:
+                self._position.epoch, self._position.step, self._position.finished = epoch, 0, False
+            self._in_epochs, self._pass_begun = True, False
+            self._epochs_in_all = count
+            yield epoch
+            self._position.finished = True
+        self._in_epochs = False
+
+    def batches(self, dataset: Dataset) -> Iterator[GlobalBatch]:
+        """The global batches of this epoch: for ``step``, once each, from where the job stands."""
+        if not self._in_epochs or self._pass_begun:
+            raise ConfigError(
+                "trainer.batches(dataset) goes once into each round of `for epoch in trainer.epochs(n):`, because an "
+                "epoch is one pass over one dataset. To train on several, concatenate them "
+                "(torch.utils.data.ConcatDataset)."
+            )
+        self._pass_begun = True
+        epoch = self._epoch_of(dataset)
+        feed = self._feed_for(dataset)
+        first = self._position.step
+        feed.announce(self._requests(epoch, first))
+        self._events.write(EpochStarted(epoch.number, self._epochs_in_all, epoch.steps, first))
+        try:
+            for step in range(first, epoch.steps):
+                yield epoch.batch(step)
+            self._close_epoch(epoch)
+        finally:
+            self._position.finished = True
+
+    def step(self, batch: GlobalBatch) -> float:
+        """Train on one global batch; return its mean loss, the same on every worker."""
+        if not isinstance(batch, GlobalBatch) or self._feed is None:
+            raise ConfigError(
+                f"trainer.step got a {type(batch).__name__}, expected what `for batch in trainer.batches(dataset):` "
+                "yields: indices, from which each device loads its own shards."
+            )
+        started = time.perf_counter()
+        result = self._runner.run(batch, self.global_step, self._nodes, self._feed)
+        self._record(batch, result, time.perf_counter() - started)
+        return result.loss
+
+    def fit(
+        self,
+        dataset: Dataset,
+        epochs: int,
+        *,
+        schedule: Any = None,
+        test_set: Dataset | None = None,
+        metric_fn: inference.MetricFn | None = None,
+        on_epoch: Callable[[EpochReport], None] | None = None,
+    ) -> list[EpochReport]:
+        """The usual loop: train, step *schedule* once an epoch, evaluate *metric_fn* on *test_set*."""
+        if (test_set is None) != (metric_fn is None):
+            raise ConfigError("fit needs both test_set and metric_fn to evaluate, or neither")
+        if schedule is not None and not any(item is schedule for item in self._live.state):
+            raise ConfigError("fit got a schedule that is not in state=[...], so a resumed job would lose its position")
+        reports = []
+        for epoch in self.epochs(epochs):
+            total, examples = 0.0, 0
+            for batch in self.batches(dataset):
+                total += self.step(batch) * batch.examples
+                examples += batch.examples
+            if schedule is not None:
+                schedule.step()
+            metric = self.evaluate(test_set, metric_fn) if test_set is not None and metric_fn is not None else None
+            reports.append(EpochReport(epoch, total / max(examples, 1), metric))
+            if on_epoch is not None:
+                on_epoch(reports[-1])
+        return reports
+
+    def evaluate(self, dataset: Dataset, metric_fn: inference.MetricFn) -> float:
+        """The mean of a metric over *dataset*; ``metric_fn(model, batch)`` returns ``(total, weight)``."""
+        length = length_of(dataset, "evaluate")
+        self._agreement.check("evaluate", self.global_step, length)
+        pass_, feed = inference.Pass(length, self._sizes), self._new_feed(dataset)
+        value = inference.evaluate(self._live.model, pass_, self._nodes, feed, metric_fn, self._seed, self._group)
+        self._events.write(Evaluated(self.global_step, value))
+        return value
+
+    def predict(self, dataset: Dataset, predict_fn: inference.PredictFn = inference.default_predict) -> Any:
+        """The model's outputs for every example of *dataset*, in its order, on every worker."""
+        length = length_of(dataset, "predict")
+        self._agreement.check("predict", self.global_step, length)
+        pass_, feed = inference.Pass(length, self._sizes), self._new_feed(dataset)
+        return inference.predict(self._live.model, pass_, self._nodes, feed, predict_fn, self._seed, self._group)
+
+    def digest(self) -> str:
+        """sha256 over the model, its buffers and the optimizer's state."""
+        return digest(self._live.model, self._live.optimizer)
+
+    def save(self, path: str | Path) -> None:
+        """Write the job's state, so that any number of devices can go on from it.
+
+        A save inside the loop over ``batches`` resumes at the next step; one after it counts the epoch as finished.
+        """
+        contents = {"job": self._job_facts(), **snapshot.take(self._live, self._position)}
+        self._write_once("save", Path(path), lambda: checkpoint.write(Path(path), contents))
+        self._events.write(Saved(self.global_step, str(path)))
+
+    def load(self, path: str | Path, *, force: bool = False) -> None:
+        """Go on from a checkpoint. *force* takes the state of a job with another seed or batch into this one."""
+        path = Path(path)
+        self._agreement.check("load", self.global_step)
+        contents = checkpoint.read(path)
+        if not force:
+            checkpoint.check_same_job(path, contents["job"], self._job_facts())
+        elif contents["job"].get("node_sizes") != self._job_facts()["node_sizes"]:
+            contents["grids"] = {}
+        self._position = snapshot.put(self._live, contents)
+        self._check_replicas("after load")
+        self._events.write(Loaded(self.global_step, str(path), self._position.chain))
+
+    def export(self, path: str | Path) -> None:
+        """Write the model's plain ``state_dict``, for use without VirtualFlow."""
+        model = getattr(self._live.model, "_orig_mod", self._live.model)
+        self._write_once("export", Path(path), lambda: checkpoint.write_atomically(Path(path), model.state_dict()))
+
+    def _prepare_device(self, model: nn.Module, reduction: str) -> torch.device:
+        if self._membership.job.device_type == "cuda":
+            model.to("cuda")
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        told = seeded()
+        pin_threads(told.threads_per_device if told else self._membership.job.threads_per_device)
+        if reduction == "exact":
+            make_deterministic(device)
+        return device
+
+    def _choose_seed(self, seed: int | None) -> int:
+        told = seeded()
+        if seed is not None or told is not None:
+            return seed if seed is not None else told.seed if told is not None else 0
+        return self._agreement.from_lead(secrets.randbits(32))
+
+    def _share_initial_model(self, model: nn.Module) -> None:
+        if seeded() is None and self._group is not None:
+            for tensor in tensors_in([dict(model.named_parameters()), dict(model.named_buffers())]):
+                self._group.broadcast(tensor.detach()).wait()
+
+    def _write_facts(self, batch_size: int, reduction: str) -> None:
+        self._check_replicas("at the start, although vf.seed was called")
+        facts = {
+            **certificate.environment(self._device),
+            "reduction": reduction,
+            **self._job_facts(),
+            "seeded": seeded() is not None,
+            "initial_digest": self.digest(),
+        }
+        devices, mapping = list(self._membership.devices), list(self._mapping.devices)
+        self._events.write(RunStarted(facts, devices, mapping, self._mapping.waves))
+
+    def _job_facts(self) -> dict[str, Any]:
+        return {"seed": self._seed, "batch_size": sum(self._sizes), "node_sizes": list(self._sizes)}
+
+    def _new_stream(self) -> Path:
+        folder = self._membership.job.folder
+        number = len(list(folder.glob("events*.jsonl"))) + 1
+        return folder / (STREAM if number == 1 else f"events-{number}.jsonl")
+
+    def _epoch_of(self, dataset: Dataset) -> Epoch:
+        length = length_of(dataset, "batches")
+        number = self._position.epoch
+        order = sampled(self._sampler, number, length) if self._sampler else shuffled(self._seed, number, length)
+        epoch = Epoch(number, order, self._sizes, drop_last=self._drop_last)
+        if epoch.steps == 0:
+            raise ConfigError(
+                f"an epoch of {len(order)} examples has no step of batch_size={sum(self._sizes)} with drop_last=True. "
+                "Use drop_last=False or a smaller batch."
+            )
+        return epoch
+
+    def _requests(self, epoch: Epoch, first: int) -> Iterator[Request]:
+        for step in range(first, epoch.steps):
+            shards = epoch.batch(step).shards
+            for node in self._nodes:
+                if len(shards[node]):
+                    yield Request(epoch.number, step, node, 0, shards[node])
+
+    def _feed_for(self, dataset: Dataset) -> Feed:
+        # Kept between epochs, with its loader processes.
+        if self._feed is None or self._feed_dataset is not dataset:
+            self._feed, self._feed_dataset = self._new_feed(dataset), dataset
+        return self._feed
+
+    def _new_feed(self, dataset: Dataset) -> Feed:
+        return Feed(
+            dataset,
+            collate_fn=self._collate_fn,
+            seed=self._seed,
+            loader_workers=self._loader_workers,
+            device=self._device,
+        )
+
+    def _record(self, batch: GlobalBatch, result: StepResult, seconds: float) -> None:
+        loss_bits = result.loss.hex()
+        norm_bits = result.gradient_norm.hex() if result.gradient_norm is not None else None
+        ids = f"{derive(0, *result.ids):08x}"
+        position = self._position
+        position.chain = extend_chain(position.chain, loss_bits, norm_bits, ids)
+        self._events.write(
+            StepDone(
+                step=position.global_step,
+                epoch=batch.epoch,
+                loss=result.loss,
+                loss_bits=loss_bits,
+                norm_bits=norm_bits,
+                ids=ids,
+                chain=position.chain,
+                examples=batch.examples,
+                seconds=round(seconds, 6),
+                attempts=result.attempts,
+                accumulator=result.accumulator,
+            )
+        )
+        position.step = batch.step + 1
+        position.global_step += 1
+
+    def _close_epoch(self, epoch: Epoch) -> None:
+        value = self._check_replicas(f"at the end of epoch {epoch.number}")
+        self._events.write(EpochEnded(epoch.number, self.global_step - 1, value))
+
+    def _check_replicas(self, when: str) -> str:
+        value = self.digest()
+        if odd := self._agreement.devices_that_differ(int(value[:15], 16)):
+            raise ReplicaError(
+                f"device(s) {', '.join(odd)} hold another model than device {self._membership.devices[0]} {when}. "
+                "Something changes the model on some workers only: code behind `if trainer.is_lead`, or randomness "
+                "that is not seeded."
+            )
+        return value
+
+    def _write_once(self, call: str, path: Path, write: Callable[[], None]) -> None:
+        self._agreement.check(call, self.global_step)
+        failure: CheckpointError | None = None
+        if self.is_lead:
+            try:
+                write()
+            except CheckpointError as error:
+                failure = error
+        if self._agreement.from_lead(failure is not None):
+            raise failure or CheckpointError(f"the lead worker could not write {path}")
