@@ -6,11 +6,13 @@ Logs, ``vf verify`` and everything that draws or watches a job read this stream 
 from __future__ import annotations
 
 import json
+import os
 import time
+import weakref
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from virtualflow.errors import EventStreamError
 
@@ -91,26 +93,22 @@ _KINDS: dict[str, type[Any]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-@dataclass(slots=True)
 class EventLog:
     """Appends events to a stream; without a path it drops them (workers other than the lead)."""
 
-    path: Path | None
-    _file: TextIO | None = field(default=None, repr=False)
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._descriptor: int | None = None
 
     def write(self, event: Event) -> None:
         if self.path is None:
             return
-        if self._file is None:
+        if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a", buffering=1)
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            weakref.finalize(self, os.close, self._descriptor)
         line = {"event": _NAMES[type(event)], "time": round(time.time(), 3), **asdict(event)}
-        self._file.write(json.dumps(line) + "\n")
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        os.write(self._descriptor, (json.dumps(line) + "\n").encode())
 
 
 def parse(line: str) -> Event:

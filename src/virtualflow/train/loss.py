@@ -36,7 +36,9 @@ def read_metric(returned: Any) -> tuple[float, float]:
             "answers and the number of examples. Means of shards of unequal size can't be combined."
         )
     total, weight = _pair(returned, "metric_fn")
-    return float(total), weight
+    if isinstance(total, Tensor) and total.numel() != 1:
+        raise LossError(f"metric_fn returned {_describe(total)} as the total, expected one number")
+    return total.item() if isinstance(total, Tensor) else float(total), weight
 
 
 def _pair(returned: tuple[Any, ...], function: str) -> tuple[Any, float]:
@@ -45,7 +47,7 @@ def _pair(returned: tuple[Any, ...], function: str) -> tuple[Any, float]:
     total, weight = returned
     if isinstance(weight, Tensor) and weight.numel() != 1:
         raise LossError(f"{function} returned {_describe(weight)} as the weight, expected one number")
-    return total, float(weight)
+    return total, weight.item() if isinstance(weight, Tensor) else float(weight)
 
 
 def _scalar(value: Any) -> Tensor:

@@ -1,0 +1,1 @@
+"""What VirtualFlow costs and what it gives, measured: ``python -m benchmarks``."""

@@ -1,0 +1,125 @@
+"""Runs contenders in turn, a short segment each, round after round: what disturbs one disturbs the others too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = Path(__file__).with_name("contender.py")
+START_SECONDS = 180.0
+SEGMENT_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A training loop in processes of its own, one for each device."""
+
+    name: str
+    kind: str  # plain, control, fast, exact, accelerate, fabric
+    setting: str
+    virtual_nodes: int
+    devices: int = 1
+    steps: int = 1  # of one segment
+
+    def command(self) -> list[str]:
+        arguments = [self.name, self.kind, self.setting, str(self.virtual_nodes), str(self.devices)]
+        if self.devices == 1:
+            return [sys.executable, str(SCRIPT), *arguments]
+        if self.kind in ("exact", "fast"):
+            launcher = ["-m", "virtualflow.cli.main", "run", "--devices", str(self.devices), "--patience", "600"]
+            return [sys.executable, *launcher, str(SCRIPT), *arguments]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.devices)]
+        return [sys.executable, *launcher, str(SCRIPT), *arguments]
+
+
+@dataclass(slots=True)
+class Runs:
+    """The time of every segment of every contender, round by round."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def note(self, name: str, seconds: float, cpu_seconds: float) -> None:
+        self.seconds.setdefault(name, []).append(seconds)
+        self.cpu_seconds.setdefault(name, []).append(cpu_seconds)
+
+
+def race(contenders: Sequence[Contender], rounds: int, *, warmup: int = 1) -> Runs:
+    """*rounds* rounds in which each contender runs one segment, in an order drawn anew each time."""
+    runs = Runs()
+    shuffle = random.Random(0).shuffle
+    with started(contenders) as connections:
+        for number in range(warmup + rounds):
+            order = list(contenders)
+            shuffle(order)
+            for contender in order:
+                segment = _segment(connections[contender.name], contender.steps)
+                if number >= warmup:
+                    runs.note(contender.name, *segment)
+    return runs
+
+
+def _segment(lines: list[TextIO], steps: int) -> tuple[float, float]:
+    """One segment: as long as its slowest device took; the CPU time of all."""
+    for line in lines:
+        print(steps, file=line, flush=True)
+    answers = [json.loads(line.readline() or '{"seconds": NaN, "cpu_seconds": NaN}') for line in lines]
+    return max(a["seconds"] for a in answers), sum(a["cpu_seconds"] for a in answers)
+
+
+@contextlib.contextmanager
+def started(contenders: Sequence[Contender]) -> Iterator[dict[str, list[TextIO]]]:
+    """All contenders, set up and waiting; each is idle unless a segment of it runs."""
+    with contextlib.ExitStack() as owned:
+        folder = owned.enter_context(tempfile.TemporaryDirectory(prefix="vf-bench-"))
+        listening = owned.enter_context(socket.socket(socket.AF_UNIX))
+        listening.bind(f"{folder}/arena")
+        listening.listen()
+        listening.settimeout(START_SECONDS)
+        connections: dict[str, list[TextIO]] = {contender.name: [] for contender in contenders}
+        for contender in contenders:
+            owned.callback(_end, _start(contender, folder))
+        for _ in range(sum(contender.devices for contender in contenders)):
+            connection, _ = listening.accept()
+            connection.settimeout(SEGMENT_SECONDS)
+            owned.callback(connection.close)
+            lines = connection.makefile("rw", buffering=1)
+            connections[json.loads(lines.readline())["name"]].append(lines)
+        yield connections
+
+
+def _start(contender: Contender, folder: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "VF_BENCH_SOCKET": f"{folder}/arena",
+        "VF_HOME": f"{folder}/vf",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    log = open(f"{folder}/{contender.name}.log", "wb")  # noqa: SIM115  (the process writes to it)
+    with log:
+        return subprocess.Popen(
+            contender.command(), env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # The launchers hand a SIGTERM on to what they started.
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

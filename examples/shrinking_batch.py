@@ -1,0 +1,89 @@
+"""The digits of digits_resnet.py in plain PyTorch, without virtual nodes: what a device can't hold is not trained on.
+
+    torchrun --nproc-per-node 3 examples/shrinking_batch.py
+
+Each device takes as many examples as it can hold, so the global batch follows the number of devices, while the
+learning rate stays as it was tuned: the baseline of the paper (TF* there), and the second half of `make demo`.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from digits_resnet import Digits, ResNet, loss_fn, right_answers
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def main() -> None:
+    given = options()
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)  # a device is one core, as under `vf run`
+    torch.manual_seed(given.seed)
+    model = ResNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=given.epochs)
+    random.seed(given.seed + dist.get_rank())  # for the shifts: another stream on each device
+    report = train(DistributedDataParallel(model), optimizer, schedule, given)
+    if given.out and dist.get_rank() == 0:
+        Path(given.out).write_text(json.dumps(report))
+    dist.destroy_process_group()
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    given: argparse.Namespace,
+) -> dict[str, list[float]]:
+    """The usual loop. Returns the loss of every step and the accuracy after every epoch."""
+    train_set = Digits(train=True)
+    sampler = DistributedSampler(train_set, seed=given.seed)
+    loader = DataLoader(train_set, given.device_batch, sampler=sampler)
+    losses, accuracies = [], []
+    for epoch in range(given.epochs):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = loss_fn(model, batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(mean_over_devices(loss.detach()))
+        schedule.step()
+        accuracies.append(accuracy(model))
+        if dist.get_rank() == 0:
+            recent = losses[-len(loader) :]
+            print(f"epoch {epoch + 1:2}  loss {sum(recent) / len(recent):.4f}  accuracy {accuracies[-1]:.1%}", flush=True)
+    return {"losses": losses, "accuracies": accuracies}
+
+
+def mean_over_devices(loss: torch.Tensor) -> float:
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def accuracy(model: DistributedDataParallel) -> float:
+    model.eval()
+    with torch.no_grad():
+        # The model inside, because every device evaluates all of it.
+        pairs = [right_answers(model.module, batch) for batch in DataLoader(Digits(train=False), batch_size=120)]
+    model.train()
+    return float(sum(right for right, _ in pairs)) / sum(count for _, count in pairs)
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Plain PyTorch, with a batch that follows the number of devices.")
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--device-batch", type=int, default=16, help="what a device can hold (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", metavar="PATH", help="write losses and accuracies here, as JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

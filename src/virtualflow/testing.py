@@ -1,0 +1,36 @@
+"""For tests of code that uses VirtualFlow, and for tests that tests can fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from virtualflow.core.grid import Grid
+
+
+class RecordingDataset:
+    """Wraps a dataset and writes down, in the process that really calls ``dataset[i]``, what it was called for.
+
+    Each line of *path* is ``epoch step virtual_node attempt index``.
+    """
+
+    def __init__(self, dataset: Any, path: Path) -> None:
+        self._dataset = dataset
+        self._path = path
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        from virtualflow.train.data import fetching
+
+        request = fetching()
+        key = " ".join(map(str, request.key)) if request is not None else "- - - -"
+        with self._path.open("a") as file:  # appended in one write: loader processes share the file
+            file.write(f"{key} {index}\n")
+        return self._dataset[index]
+
+
+def break_the_grid() -> None:
+    """Make this process sum gradients plainly instead of on a grid: the promise no longer holds."""
+    Grid.constant = property(lambda grid: 0.0)  # type: ignore[method-assign,assignment]

@@ -1,0 +1,124 @@
+"""Real jobs for tests: real processes, real gloo, forked from one server per test process."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from virtualflow.core.certificate import Certificate
+from virtualflow.events import STREAM, Event, StepDone, read_events
+from virtualflow.runtime.coordinator import Coordinator, JobSpec, Outcome
+from virtualflow.runtime.local import LocalBackend
+from virtualflow.train import seeding
+
+
+@pytest.fixture(autouse=True)
+def vf_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Jobs of tests leave their files in the test's own folder."""
+    monkeypatch.setenv("VF_HOME", str(tmp_path / "vf-home"))
+    return tmp_path / "vf-home"
+
+
+@pytest.fixture(autouse=True)
+def fresh_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees what another told ``vf.seed``."""
+    monkeypatch.setattr(seeding, "_seeded", None)
+    torch.set_num_threads(1)
+
+
+@dataclass
+class Printed:
+    """A sink that keeps what each worker printed."""
+
+    text: dict[tuple[str, str], bytes] = field(default_factory=lambda: defaultdict(bytes))
+
+    def write(self, device: str, stream: str, data: bytes) -> None:
+        self.text[device, stream] += data
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that has ended."""
+
+    outcome: Outcome
+    folder: Path
+    printed: Printed
+
+    def out(self, device: str = "0") -> str:
+        return self.printed.text[device, "stdout"].decode()
+
+    def err(self, device: str = "0") -> str:
+        return self.printed.text[device, "stderr"].decode()
+
+    @property
+    def failure(self) -> str:
+        return self.outcome.failure.text if self.outcome.failure is not None else ""
+
+    @property
+    def events(self) -> list[Event]:
+        return list(read_events(self.folder / STREAM))
+
+    @property
+    def steps(self) -> list[StepDone]:
+        return [event for event in self.events if isinstance(event, StepDone)]
+
+    @property
+    def certificate(self) -> Certificate:
+        return Certificate.of(self.events, "test")
+
+    @property
+    def digest(self) -> str:
+        """The last line that the lead printed."""
+        assert self.outcome.code == 0, self.failure + self.err()
+        return self.out().strip().splitlines()[-1]
+
+
+class Launcher:
+    """Runs scripts as jobs, on any number of devices."""
+
+    def __init__(self, backend: LocalBackend, folder: Path) -> None:
+        self._backend = backend
+        self._folder = folder
+        self._numbers = itertools.count()
+
+    def __call__(
+        self,
+        script: Path,
+        devices: int = 1,
+        arguments: Sequence[str] = (),
+        owners: Sequence[int] | None = None,
+        audit: bool = False,
+        patience_seconds: float = 30.0,
+        port: int = 0,
+    ) -> Finished:
+        number = next(self._numbers)
+        job = JobSpec(
+            job_id=f"job-{number}",
+            folder=self._folder / f"job-{number}",
+            script=str(script),
+            arguments=tuple(arguments),
+            devices=tuple(str(device) for device in range(devices)),
+            owners=tuple(owners) if owners is not None else None,
+            patience_seconds=patience_seconds,
+            audit=audit,
+            port=port,
+        )
+        printed = Printed()
+        return Finished(Coordinator(job, self._backend, printed).run(), job.folder, printed)
+
+
+@pytest.fixture(scope="session")
+def backend() -> Iterator[LocalBackend]:
+    with LocalBackend() as backend:
+        yield backend
+
+
+@pytest.fixture(scope="session")
+def run_job(backend: LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    return Launcher(backend, tmp_path_factory.mktemp("jobs"))

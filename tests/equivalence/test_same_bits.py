@@ -1,0 +1,111 @@
+"""The promise: how many devices ran a job, and which virtual node ran where, changes no bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import Finished, Launcher
+from virtualflow.core.certificate import compare
+
+JOB = Path(__file__).with_name("job.py")
+
+
+def run(
+    run_job: Launcher, devices: int = 1, owners: list[int] | None = None, audit: bool = False, **case: Any
+) -> Finished:
+    finished = run_job(JOB, devices, [json.dumps(case)], owners=owners, audit=audit)
+    assert finished.outcome.code == 0, finished.failure + finished.err()
+    return finished
+
+
+def assert_same_bits(one: Finished, other: Finished) -> None:
+    verdict = compare(one.certificate, other.certificate)
+    assert verdict.equal, verdict
+    assert one.digest == other.digest
+
+
+@pytest.mark.parametrize("model", ["conv", "mlp"])
+def test_bits_do_not_depend_on_the_number_of_devices(run_job: Launcher, model: str) -> None:
+    case = {"model": model, "virtual_nodes": 6, "batch_size": 18, "examples": 45, "clip_grad_norm": 0.5}
+    alone = run(run_job, 1, **case)
+    for devices in range(2, 7):
+        assert_same_bits(alone, run(run_job, devices, **case))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[dict[str, Any], int, list[int]]:
+    """A job, a number of devices, and a mapping that may be scattered and uneven."""
+    nodes = draw(st.integers(1, 7))
+    sizes = draw(
+        st.one_of(
+            st.just([draw(st.integers(1, 5))] * nodes), st.lists(st.integers(1, 6), min_size=nodes, max_size=nodes)
+        )
+    )
+    batch_size = sum(sizes)
+    devices = draw(st.integers(1, min(nodes, 5)))
+    owners = list(range(devices)) + [draw(st.integers(0, devices - 1)) for _ in range(nodes - devices)]
+    case = {
+        "model": draw(st.sampled_from(["conv", "mlp"])) if min(sizes) > 1 else "mlp",
+        "virtual_nodes": sizes,
+        "batch_size": batch_size,
+        "examples": batch_size + draw(st.integers(2, 2 * batch_size)),
+        "optimizer": draw(st.sampled_from(["sgd", "adamw"])),
+        "clip_grad_norm": draw(st.sampled_from([None, 0.1])),
+        "loader_workers": draw(st.sampled_from([0, 0, 1, 2])),
+        "augment": draw(st.booleans()),
+        "drop_last": draw(st.booleans()),
+    }
+    return case, devices, draw(st.permutations(owners))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_bits_do_not_depend_on_the_mapping(run_job: Launcher, drawn: tuple[dict[str, Any], int, list[int]]) -> None:
+    case, devices, owners = drawn
+    assert_same_bits(run(run_job, 1, **case | {"loader_workers": 0}), run(run_job, devices, owners=owners, **case))
+
+
+@pytest.mark.parametrize("stop_at", [2, 4])
+def test_a_job_resumed_on_other_devices_ends_with_the_same_bits(
+    run_job: Launcher, tmp_path: Path, stop_at: int
+) -> None:
+    checkpoint = str(tmp_path / "checkpoint.pt")
+    case = {"examples": 56, "virtual_nodes": [3, 5, 4, 4], "clip_grad_norm": 1.0}
+    whole = run(run_job, 1, **case)
+    run(run_job, 3, stop_at=stop_at, save=checkpoint, **case)
+    resumed = run(run_job, 2, load=checkpoint, **case)
+    assert resumed.steps[0].step == stop_at
+    assert_same_bits(whole, resumed)
+
+
+def test_the_sums_of_adversarial_gradients_are_equal_and_a_plain_sum_is_caught(run_job: Launcher) -> None:
+    case = {
+        "model": "mlp",
+        "virtual_nodes": 8,
+        "batch_size": 32,
+        "examples": 100,
+        "spikes": True,
+        "clip_grad_norm": 0.1,
+    }
+    alone = run(run_job, 1, audit=True, **case)
+    others = [run(run_job, devices, audit=True, **case) for devices in (2, 3)]
+    for other in others:
+        assert [step.accumulator for step in alone.steps] == [step.accumulator for step in other.steps]
+        assert_same_bits(alone, other)
+    broken = [run(run_job, devices, audit=True, break_the_grid=True, **case) for devices in (1, 3)]
+    assert [step.accumulator for step in broken[0].steps] != [step.accumulator for step in broken[1].steps]
+    assert not compare(broken[0].certificate, broken[1].certificate).equal
+
+
+def test_fast_runs_agree_up_to_rounding_and_are_not_called_equal(run_job: Launcher) -> None:
+    alone, three = (run(run_job, devices, reduction="fast", virtual_nodes=6, batch_size=18) for devices in (1, 3))
+    assert [step.loss for step in alone.steps] == pytest.approx([step.loss for step in three.steps], rel=1e-4)
+    verdict = compare(alone.certificate, three.certificate)
+    assert not verdict.equal
+    assert "fast" in verdict.summary
