@@ -13,7 +13,7 @@ from virtualflow.events import EpochEnded, Event, RunStarted, StepDone
 EMPTY_CHAIN = "0" * 16
 # Facts that change bits without being anyone's fault: reported first, before the code is blamed.
 ENVIRONMENT = ("python", "torch", "numpy", "virtualflow", "device_type", "instruction_set", "threads_per_device")
-JOB = ("reduction", "batch_size", "node_sizes", "seed", "seeded", "initial_digest")
+JOB = ("reduction", "batch_size", "virtual_nodes", "node_sizes", "seed", "seeded", "initial_digest")
 
 
 def extend_chain(chain: str, *links: str | None) -> str:

@@ -287,7 +287,8 @@ class Trainer:
         self._events.write(RunStarted(facts, devices, mapping, self._mapping.waves))
 
     def _job_facts(self) -> dict[str, Any]:
-        return {"seed": self._seed, "batch_size": sum(self._sizes), "node_sizes": list(self._sizes)}
+        sizes = self._sizes
+        return {"seed": self._seed, "batch_size": sum(sizes), "virtual_nodes": len(sizes), "node_sizes": list(sizes)}
 
     def _new_stream(self) -> Path:
         folder = self._membership.job.folder

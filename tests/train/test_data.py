@@ -1,0 +1,101 @@
+"""Each example once per epoch, loaded by the worker that needs it and by no other."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Launcher
+from tests.train.small import make, regression, train
+from virtualflow.errors import ConfigError
+from virtualflow.testing import RecordingDataset
+
+SCRIPT = Path(__file__).with_name("recording_job.py")
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_each_example_is_loaded_once_per_epoch_for_the_committed_attempt(
+    run_job: Launcher, tmp_path: Path, devices: int, loader_workers: int
+) -> None:
+    folder = tmp_path / "ids"
+    folder.mkdir()
+    finished = run_job(SCRIPT, devices, [json.dumps({"folder": str(folder), "loader_workers": loader_workers})])
+    assert finished.outcome.code == 0, finished.failure
+    committed = {(step.epoch, step.step % 5): step.attempts - 1 for step in finished.steps}
+    seen: dict[int, Counter[int]] = defaultdict(Counter)
+    nodes_of: dict[str, set[int]] = {}
+    for file in folder.iterdir():
+        rows = [tuple(map(int, line.split())) for line in file.read_text().splitlines()]
+        nodes_of[file.name] = {node for _, _, node, _, _ in rows}
+        for epoch, step, _, attempt, index in rows:
+            if attempt == committed[epoch, step]:
+                seen[epoch][index] += 1
+    assert seen == {epoch: Counter(range(36)) for epoch in (0, 1)}
+    # Workers load only their own shards.
+    assert sum(len(nodes) for nodes in nodes_of.values()) == 4
+    assert len(nodes_of) == devices
+
+
+def test_augmentation_depends_on_epoch_and_example_alone() -> None:
+    class Noise:
+        def __init__(self) -> None:
+            self.seen: dict[int, float] = {}
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            self.seen[index] = float(torch.rand(()))
+            return torch.ones(6)
+
+    results = []
+    for sizes in (4, [1, 7]):
+        data = Noise()
+        train(make(loss_fn=lambda m, b: m(b).mean(), virtual_nodes=sizes), data)
+        results.append(data.seen)
+    assert results[0] == results[1]
+    assert len(set(results[0].values())) == 8
+
+
+def test_an_error_in_a_loader_process_reaches_the_script() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            raise FileNotFoundError(f"no image {index}")
+
+    with pytest.raises(FileNotFoundError, match="no image"):
+        train(make(loader_workers=1), Broken())
+
+
+def test_datasets_that_can_not_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match="length 0"):
+        train(make(), [])
+    with pytest.raises(ConfigError, match="map-style"):
+        train(make(), iter([1, 2]))
+    with pytest.raises(ConfigError, match="drop_last"):
+        train(make(drop_last=True), regression(3))
+
+
+def test_batches_belong_into_epochs_once() -> None:
+    trainer = make()
+    with pytest.raises(ConfigError, match=r"trainer\.epochs"):
+        next(iter(trainer.batches(regression())))
+    for _ in trainer.epochs(1):
+        list(trainer.batches(regression()))
+        with pytest.raises(ConfigError, match="ConcatDataset"):
+            next(iter(trainer.batches(regression())))
+    with pytest.raises(ConfigError, match="indices"):
+        trainer.step(regression())
+
+
+def test_a_recording_dataset_writes_what_was_asked_outside_of_training_too(tmp_path: Path) -> None:
+    data = RecordingDataset([1, 2, 3], tmp_path / "ids")
+    assert (len(data), data[1]) == (3, 2)
+    assert (tmp_path / "ids").read_text() == "- - - - 1\n"
