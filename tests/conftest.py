@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from virtualflow.events import STREAM, Event, StepDone, read_events
 from virtualflow.runtime.coordinator import Coordinator, JobSpec, Outcome
 from virtualflow.runtime.local import LocalBackend
 from virtualflow.train import seeding
+
+# Scripts that tests run import from this package.
+os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
 
 
 @pytest.fixture(autouse=True)

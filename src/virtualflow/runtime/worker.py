@@ -90,7 +90,7 @@ def _claim_device(spec: WorkerSpec) -> str:
 
 def _run_script(spec: WorkerSpec) -> int:
     sys.argv = [spec.script, *spec.arguments]
-    sys.path.insert(0, str(Path(spec.script).resolve().parent))
+    sys.path[0] = str(Path(spec.script).resolve().parent)  # as under `python script.py`
     try:
         runpy.run_path(spec.script, run_name="__main__")
     except SystemExit as end:

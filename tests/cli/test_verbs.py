@@ -1,0 +1,122 @@
+"""explain, verify, doctor and --help."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.train.small import make, regression, train
+from virtualflow.cli.main import app
+from virtualflow.core.certificate import Certificate, compare
+from virtualflow.errors import VirtualFlowError
+from virtualflow.events import StepDone, read_events
+
+runner = CliRunner()
+
+
+def invoke(*arguments: str, code: int = 0) -> str:
+    result = runner.invoke(app, list(arguments), env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_help_reads_well() -> None:
+    text = invoke("--help")
+    for verb in ("run", "explain", "verify", "doctor"):
+        assert verb in text
+    assert "same bits" in text
+    assert "--all-output" in invoke("run", "--help")
+
+
+def test_explain_shows_mapping_waves_and_shards() -> None:
+    text = invoke("explain", "--devices", "3", "--batch-size", "20", "--virtual-nodes", "8", "--examples", "50")
+    assert "3 wave(s)" in text
+    assert "3 steps an epoch" in text
+    report = json.loads(invoke("explain", "--devices", "2", "--batch-size", "10", "--virtual-nodes", "3x2,4", "--json"))
+    assert report["waves"] == 2
+    assert [row["shard_sizes"] for row in report["devices"]] == [[3, 3], [4]]
+    scattered = json.loads(
+        invoke(
+            "explain", "--devices", "2", "--batch-size", "8", "--virtual-nodes", "4", "--mapping", "1,0,0,1", "--json"
+        )
+    )
+    assert scattered["devices"][0]["virtual_nodes"] == [1, 2]
+
+
+def test_explain_refuses_what_a_job_would_refuse() -> None:
+    with pytest.raises(VirtualFlowError, match="Use at most 2 devices"):
+        runner.invoke(
+            app, ["explain", "--devices", "3", "--batch-size", "8", "--virtual-nodes", "2"], catch_exceptions=False
+        )
+
+
+def test_doctor_tells_what_is_there() -> None:
+    findings = {finding["what"]: finding for finding in json.loads(invoke("doctor", "--json"))}
+    assert findings["torch"]["good"]
+    assert findings["gloo (several CPU devices)"]["good"]
+    assert "torch" in invoke("doctor")
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Any:
+    def one(**options: Any) -> Path:
+        trainer = make(**options)
+        train(trainer, regression(), epochs=2)
+        assert trainer.events_path is not None
+        return trainer.events_path
+
+    return one
+
+
+def test_verify_says_equal(run: Any) -> None:
+    assert "equal: 10 steps, bit by bit" in invoke("verify", str(run()), str(run().parent))
+
+
+def test_verify_names_facts_first(run: Any) -> None:
+    text = invoke("verify", str(run()), str(run(seed=1)), code=1)
+    assert "different since step 0 (epoch 0): the examples" in text
+    assert "seed: 0 and 1" in text
+    assert json.loads(invoke("verify", str(run()), str(run(seed=1)), "--json", code=1))["step"] == 0
+
+
+def test_verify_does_not_compare_fast_runs(run: Any) -> None:
+    assert "not comparable" in invoke("verify", str(run(reduction="fast")), str(run()), code=1)
+
+
+def test_verify_names_the_first_step_and_the_first_thing_that_differs(run: Any) -> None:
+    path = run()
+    one = Certificate.of(read_events(path), "one")
+    for field, value, what in (
+        ("loss_bits", "0x0p+0", "the loss"),
+        ("norm_bits", "0x0p+0", "the gradient norm"),
+        ("ids", "00000000", "the examples"),
+    ):
+        steps = dict(one.steps)
+        steps[4] = replace(steps[4], **{field: value})
+        verdict = compare(one, Certificate(one.facts, steps, one.digests))
+        assert (verdict.equal, verdict.step) == (False, 4)
+        assert what in (verdict.what or "")
+    verdict = compare(one, Certificate(one.facts, one.steps, {4: "0" * 64}))
+    assert verdict.step == 4
+    assert "digest" in (verdict.what or "")
+    shorter: dict[int, StepDone] = {step: done for step, done in one.steps.items() if step < 7}
+    verdict = compare(one, Certificate(one.facts, shorter, one.digests))
+    assert "equal up to step 6" in verdict.summary
+
+
+def test_verify_explains_what_it_can_not_read(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text("what\n{}\n")
+    for name, message in (("nowhere", "there is no run 'nowhere'"), (str(tmp_path), "line 1, is not an event")):
+        with pytest.raises(VirtualFlowError, match=message):
+            runner.invoke(app, ["verify", name, name], catch_exceptions=False)
+
+
+def test_a_stream_cut_off_by_a_kill_can_be_read(run: Any) -> None:
+    path = run()
+    path.write_text(path.read_text()[:-20])
+    assert len(Certificate.of(read_events(path), "cut").steps) == 10
