@@ -78,8 +78,8 @@ def accuracy(model: DistributedDataParallel) -> float:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Plain PyTorch, with a batch that follows the number of devices.")
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--device-batch", type=int, default=16, help="what a device can hold (default: %(default)s)")
-    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--device-batch", type=int, default=8, help="what a device can hold (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=0.4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", metavar="PATH", help="write losses and accuracies here, as JSON")
     return parser.parse_args()

@@ -10,7 +10,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -96,6 +96,27 @@ def digest_of_ids(indices: Sequence[int]) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
+class Announced:
+    """The requests that loader processes work on, ahead of their use: the sampler of a Feed's DataLoader."""
+
+    def __init__(self) -> None:
+        self.requests: Iterable[Request] = ()
+        self._under_way: deque[tuple[int, int, int, int]] = deque()
+
+    def __iter__(self) -> Iterator[Request]:
+        self._under_way.clear()
+        for request in self.requests:
+            self._under_way.append(request.key)
+            yield request
+
+    def place(self, request: Request) -> int | None:
+        """How many shards arrive before that of *request*, or None if it was not announced."""
+        return self._under_way.index(request.key) if request.key in self._under_way else None
+
+    def arrived(self) -> None:
+        self._under_way.popleft()
+
+
 class Feed:
     """Hands out shards in the order announced, fetching ahead of the one in use in *loader_workers* processes."""
 
@@ -110,14 +131,13 @@ class Feed:
     ) -> None:
         self._shards = ShardDataset(dataset, collate_fn, seed)
         self._device = device
-        self._announced: deque[Request] = deque()
-        self._ahead: Iterator[Shard] | None = None
+        self._announced = Announced()
+        self._arriving: Iterator[Shard] | None = None
         self._loader: DataLoader[Shard] | None = None
-        self._upcoming: Iterable[Request] = ()
         if loader_workers > 0:
             self._loader = DataLoader(
                 self._shards,  # type: ignore[arg-type]
-                sampler=_Live(self),
+                sampler=self._announced,
                 batch_size=None,
                 collate_fn=_as_is,  # type: ignore[arg-type]
                 num_workers=loader_workers,
@@ -131,41 +151,28 @@ class Feed:
     def announce(self, requests: Iterable[Request]) -> None:
         """Say which shards will be asked for, in order; what was fetched for an earlier announcement is dropped."""
         if self._loader is not None:
-            self._announced.clear()
-            self._upcoming = requests
-            self._ahead = iter(self._loader)
+            self._announced.requests = requests
+            self._arriving = iter(self._loader)
 
     def take(self, request: Request) -> Shard:
         """The shard for *request*: from the loader processes if it was announced, else loaded here and now."""
-        if self._ahead is not None and self._announced and self._announced[0].key == request.key:
-            self._announced.popleft()
-            shard = next(self._ahead)
-        else:
+        place = self._announced.place(request)
+        if self._arriving is None or place is None:
             shard = self._shards[request]
+        else:
+            for _ in range(place + 1):  # the script may have skipped a batch
+                shard = next(self._arriving)
+                self._announced.arrived()
         if self._device.type == "cpu":
             return shard
         return Shard(moved(shard.batch, self._device), shard.examples, shard.ids)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End the loader processes."""
-        self._ahead = None
-        self._loader = None
-
-    def upcoming(self) -> Iterator[Request]:
-        """What the loader processes are asked for: runs ahead of ``take``."""
-        for request in self._upcoming:
-            self._announced.append(request)
-            yield request
-
-
-class _Live:
-    """The sampler of a Feed's DataLoader."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-
-    def __iter__(self) -> Iterator[Request]:
-        return self._feed.upcoming()
+        self._arriving = self._loader = None
 
 
 def _as_is(shard: Shard) -> Shard:
@@ -175,11 +182,6 @@ def _as_is(shard: Shard) -> Shard:
 def _start_loader_process(_: int) -> None:
     die_with_parent()
     pin_threads(1)
-    # Forked: it also holds the iterators of other feeds, which would try to end processes that are not its own.
-    torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__del__ = _nothing  # type: ignore[method-assign]
-
-
-def _nothing(_: object) -> None: ...
 
 
 def moved(value: Any, device: torch.device) -> Any:

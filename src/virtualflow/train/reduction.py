@@ -6,6 +6,7 @@ bit. *Fast* adds up in ``.grad`` and all-reduces once, as the paper does: equal 
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -110,25 +111,31 @@ class Reduction(ABC):
     def _finish_gradients(self, peaks: list[int], weight: float) -> float | None: ...
 
     def _watch(self, index: int, parameter: nn.Parameter) -> None:
+        # The hook stays with the parameter; the reduction need not.
+        watching = weakref.ref(self)
+
         def arrived(parameter: Tensor) -> None:
-            if not self._running:
-                return  # a backward of the user's own
-            gradient = parameter.grad
-            assert gradient is not None
-            if gradient.is_sparse:
-                raise ConfigError(sparse_reason(self.names[index]))
-            if index in self._arrived:
-                raise ConfigError(
-                    f"the gradient of {self.names[index]!r} arrived twice in one backward. Use "
-                    "torch.utils.checkpoint with use_reentrant=False."
-                )
-            self._arrived.add(index)
-            if self.witness is not None:
-                self.witness(self.names[index], gradient)
-            self._take(index, gradient)
+            reduction = watching()
+            if reduction is not None and reduction._running:  # else a backward of the user's own
+                reduction._arrive(index, parameter)
 
         parameter.register_post_accumulate_grad_hook(arrived)
         self._watched.add(index)
+
+    def _arrive(self, index: int, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            raise ConfigError(sparse_reason(self.names[index]))
+        if index in self._arrived:
+            raise ConfigError(
+                f"the gradient of {self.names[index]!r} arrived twice in one backward. Use torch.utils.checkpoint "
+                "with use_reentrant=False."
+            )
+        self._arrived.add(index)
+        if self.witness is not None:
+            self.witness(self.names[index], gradient)
+        self._take(index, gradient)
 
 
 class ExactReduction(Reduction):

@@ -210,8 +210,9 @@ class Trainer:
         """The mean of a metric over *dataset*; ``metric_fn(model, batch)`` returns ``(total, weight)``."""
         length = length_of(dataset, "evaluate")
         self._agreement.check("evaluate", self.global_step, length)
-        pass_, feed = inference.Pass(length, self._sizes), self._new_feed(dataset)
-        value = inference.evaluate(self._live.model, pass_, self._nodes, feed, metric_fn, self._seed, self._group)
+        pass_ = inference.Pass(length, self._sizes)
+        with self._new_feed(dataset) as feed:
+            value = inference.evaluate(self._live.model, pass_, self._nodes, feed, metric_fn, self._seed, self._group)
         self._events.write(Evaluated(self.global_step, value))
         return value
 
@@ -219,8 +220,9 @@ class Trainer:
         """The model's outputs for every example of *dataset*, in its order, on every worker."""
         length = length_of(dataset, "predict")
         self._agreement.check("predict", self.global_step, length)
-        pass_, feed = inference.Pass(length, self._sizes), self._new_feed(dataset)
-        return inference.predict(self._live.model, pass_, self._nodes, feed, predict_fn, self._seed, self._group)
+        pass_ = inference.Pass(length, self._sizes)
+        with self._new_feed(dataset) as feed:
+            return inference.predict(self._live.model, pass_, self._nodes, feed, predict_fn, self._seed, self._group)
 
     def digest(self) -> str:
         """sha256 over the model, its buffers and the optimizer's state."""
