@@ -40,7 +40,7 @@ class ResNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = convolution(1, 16)
-        self.blocks = nn.Sequential(Block(16, 16), Block(16, 32, stride=2), Block(32, 32))
+        self.blocks = nn.Sequential(Block(16, 16), Block(16, 32, stride=2))
         self.head = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -25,24 +25,23 @@ CASE = {
     "augment": True,
     "reduction": "exact",
     "drop_last": False,
-    "spikes": False,
+    "adversary": None,
+    "on_nan": "raise",
     "stop_at": None,
     "save": None,
     "load": None,
     "break_the_grid": False,
+    "step": 0,
 }
 
 
 class Examples:
     """Images with labels; augmentation draws from all three generators."""
 
-    def __init__(self, length: int, augment: bool, spikes: bool) -> None:
+    def __init__(self, length: int, augment: bool) -> None:
         generator = torch.Generator().manual_seed(1)
         self.images = torch.randn(length, 1, 6, 6, generator=generator)
         self.labels = torch.randint(0, 5, (length,), generator=generator)
-        self.scales = torch.ones(length)
-        if spikes:
-            self.scales = torch.tensor([(1.0, 1e6, 0.0, 1e-30, 1.0, 1e-41)[i % 6] for i in range(length)])
         self.augment = augment
 
     def __len__(self) -> int:
@@ -52,7 +51,7 @@ class Examples:
         image = self.images[index]
         if self.augment:
             image = image + 0.1 * torch.randn(image.shape) + 0.1 * random.random() + 0.1 * float(np.random.rand())
-        return {"image": image, "rest": (self.labels[index], [self.scales[index]])}
+        return {"image": image, "rest": (self.labels[index], [torch.tensor(index)])}
 
 
 def build(kind: str) -> nn.Module:
@@ -72,9 +71,21 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
+# How the loss of example i in step s is scaled.
+ADVERSARIES = {
+    None: lambda i, s: torch.ones(len(i)),
+    "spikes": lambda i, s: torch.where((i + s) % 7 == 0, 1e6, 1.0),
+    "zeros then not": lambda i, s: torch.full((len(i),), float(s % 3 == 2)),
+    "denormals": lambda i, s: torch.where(i % 2 == 0, 1e-41, 3e-39),
+    "extremes": lambda i, s: torch.tensor([(1.0, 1e6, 0.0, 1e-30, 1.0, 1e-41)[int(k) % 6] for k in i]),
+    "nan": lambda i, s: torch.where((i == 5) & (s >= 0), float("nan"), 1.0),
+}
+
+
 def weighted_loss(model: nn.Module, batch: dict[str, object]) -> tuple[Tensor, Tensor]:
-    labels, (scales,) = batch["rest"]
+    labels, (indices,) = batch["rest"]
     losses = cross_entropy(model(batch["image"]), labels, reduction="none")
+    scales = ADVERSARIES[CASE["adversary"]](indices, CASE["step"])
     return (losses * scales).sum(), torch.as_tensor(float(len(labels)))
 
 
@@ -84,7 +95,8 @@ def mean_loss(model: nn.Module, batch: dict[str, object]) -> Tensor:
 
 
 def main() -> None:
-    case = CASE | json.loads(sys.argv[1])
+    CASE.update(json.loads(sys.argv[1]))
+    case = CASE
     if case["break_the_grid"]:
         from virtualflow.testing import break_the_grid
 
@@ -93,7 +105,7 @@ def main() -> None:
     model = build(case["model"])
     optimizer = make_optimizer(case["optimizer"], model)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
-    data = Examples(case["examples"], case["augment"], case["spikes"])
+    data = Examples(case["examples"], case["augment"])
     trainer = vf.Trainer(
         model,
         optimizer,
@@ -105,11 +117,13 @@ def main() -> None:
         loader_workers=case["loader_workers"],
         reduction=case["reduction"],
         drop_last=case["drop_last"],
+        on_nan=case["on_nan"],
     )
     if case["load"]:
         trainer.load(case["load"])
     for _ in trainer.epochs(case["epochs"]):
         for batch in trainer.batches(data):
+            case["step"] = trainer.global_step
             trainer.step(batch)
             if trainer.global_step == case["stop_at"]:
                 trainer.save(case["save"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -99,3 +101,31 @@ def test_a_recording_dataset_writes_what_was_asked_outside_of_training_too(tmp_p
     data = RecordingDataset([1, 2, 3], tmp_path / "ids")
     assert (len(data), data[1]) == (3, 2)
     assert (tmp_path / "ids").read_text() == "- - - - 1\n"
+
+
+def test_loader_processes_fetch_the_next_shard_meanwhile(tmp_path: Path) -> None:
+    class Noted:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            with (tmp_path / "calls").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            return torch.ones(6)
+
+    def calls() -> list[int]:
+        return [int(line) for line in (tmp_path / "calls").read_text().split()]
+
+    trainer = make(loss_fn=lambda m, b: m(b).mean(), loader_workers=1)
+    for _ in trainer.epochs(1):
+        batches = iter(trainer.batches(Noted()))
+        trainer.step(next(batches))
+        deadline = time.monotonic() + 30
+        while calls().count(os.getpid()) == len(calls()) - 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # Without being asked for the second batch, another process has begun to load it.
+        assert len(calls()) - calls().count(os.getpid()) > 8
+        for batch in batches:
+            trainer.step(batch)
+    # The first step was replayed, and only a replay loads in the training process.
+    assert calls().count(os.getpid()) == 8

@@ -7,40 +7,50 @@
 #include <string.h>
 
 #define LANES 4096 /* the partial sums of squares; accumulate.py names the same number */
-#define BLOCK 1024
+#define BLOCK 256
+#define INFINITE 0x7f800000
+
+/* The bits of the smallest finite float that is not below `value`, or of the largest one. */
+static int32_t float_above(double value)
+{
+    const float single = (float)value;
+    int32_t bits;
+    memcpy(&bits, &single, sizeof bits);
+    bits += single < value;
+    return bits < INFINITE ? bits : INFINITE - 1;
+}
 
 /* accumulator (+)= gradient rounded to the grid of `constant`. Raises *peak to the largest finite |gradient|, as bits,
- * and returns whether a value was not finite. */
-#define DEFINE_ADD(NAME, FLOAT, BITS, MAGNITUDE, INFINITE)                                                          \
+ * and returns whether a value was not finite. Sum and peak in one pass: in two, the memory would idle in one. */
+#define DEFINE_ADD(NAME, FLOAT, BITS, MAGNITUDE, INFINITE_BITS)                                                     \
     int NAME(const FLOAT *restrict gradient, double *restrict accumulator, int64_t n, double constant, int first,   \
-             BITS *peak)                                                                                            \
+             int32_t *peak)                                                                                         \
     {                                                                                                               \
-        BITS largest = 0, unclean = 0;                                                                              \
+        BITS bits, largest = 0;                                                                                     \
+        FLOAT magnitude;                                                                                            \
         volatile double opaque = constant; /* keeps the compiler from folding (x + C) - C */                        \
         const double C = opaque;                                                                                    \
-        for (int64_t start = 0; start < n; start += BLOCK) {                                                        \
-            const int64_t end = start + BLOCK < n ? start + BLOCK : n;                                              \
-            for (int64_t i = start; i < end; i++) {                                                                 \
-                BITS bits;                                                                                          \
-                memcpy(&bits, gradient + i, sizeof bits);                                                           \
-                bits &= MAGNITUDE;                                                                                  \
-                const BITS finite = bits < INFINITE ? bits : 0;                                                     \
-                largest = finite > largest ? finite : largest;                                                      \
-                unclean |= bits ^ finite;                                                                           \
-            }                                                                                                       \
-            if (first)                                                                                              \
-                for (int64_t i = start; i < end; i++)                                                               \
-                    accumulator[i] = ((double)gradient[i] + C) - C;                                                 \
-            else                                                                                                    \
-                for (int64_t i = start; i < end; i++)                                                               \
-                    accumulator[i] += ((double)gradient[i] + C) - C;                                                \
+        for (int64_t i = 0; i < n; i++) {                                                                           \
+            memcpy(&bits, gradient + i, sizeof bits);                                                               \
+            bits &= MAGNITUDE;                                                                                      \
+            largest = bits > largest ? bits : largest;                                                              \
+            accumulator[i] = (first ? 0.0 : accumulator[i]) + (((double)gradient[i] + C) - C);                      \
         }                                                                                                           \
-        if (largest > *peak)                                                                                        \
-            *peak = largest;                                                                                        \
-        return unclean != 0;                                                                                        \
+        const int unclean = largest >= INFINITE_BITS;                                                               \
+        if (unclean)                                                                                                \
+            largest = 0;                                                                                            \
+        for (int64_t i = 0; unclean && i < n; i++) {                                                                \
+            memcpy(&bits, gradient + i, sizeof bits);                                                               \
+            bits &= MAGNITUDE;                                                                                      \
+            largest = bits > largest && bits < INFINITE_BITS ? bits : largest;                                      \
+        }                                                                                                           \
+        memcpy(&magnitude, &largest, sizeof magnitude);                                                             \
+        const int32_t above = float_above(magnitude);                                                               \
+        *peak = above > *peak ? above : *peak;                                                                      \
+        return unclean;                                                                                             \
     }
 
-DEFINE_ADD(vf_add_float, float, int32_t, 0x7fffffff, 0x7f800000)
+DEFINE_ADD(vf_add_float, float, int32_t, 0x7fffffff, INFINITE)
 DEFINE_ADD(vf_add_double, double, int64_t, 0x7fffffffffffffffLL, 0x7ff0000000000000LL)
 
 /* Divides the sums by `weight` and leaves float32 results in the first half of the same memory.

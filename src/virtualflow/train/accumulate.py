@@ -5,7 +5,6 @@ The fused C kernel does the work on a CPU; torch operations do it elsewhere and 
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +54,7 @@ class Accumulator:
         self._singles = self.sums.view(torch.float32)
         self._peaks = torch.empty(len(tensors), dtype=torch.int32, device=device)
         self._lanes = torch.empty(LANES, dtype=torch.float64, device=device)
+        self._sums_at, self._peaks_at = self.sums.data_ptr(), self._peaks.data_ptr()
         self._kernel = kernel.load() if fused and device.type == "cpu" else None
         self.clear()
 
@@ -120,15 +120,9 @@ class Accumulator:
 
     def _add_fused(self, index: int, value: Tensor, constant: float, first: bool) -> bool:
         assert self._kernel is not None
-        target = self.sums.data_ptr() + 8 * self._slots[index].start
-        count = value.numel()
-        if value.dtype == torch.float32:
-            peak = self._peaks.data_ptr() + 4 * index
-            return not self._kernel.vf_add_float(value.data_ptr(), target, count, constant, first, peak)
-        bits = ctypes.c_int64(0)
-        unclean = self._kernel.vf_add_double(value.data_ptr(), target, count, constant, first, ctypes.addressof(bits))
-        self._raise_peak(index, torch.tensor(bits.value).view(torch.float64))
-        return not unclean
+        add = self._kernel.vf_add_float if value.dtype == torch.float32 else self._kernel.vf_add_double
+        target = self._sums_at + 8 * self._slots[index].start
+        return not add(value.data_ptr(), target, value.numel(), constant, first, self._peaks_at + 4 * index)
 
     def _add_with_torch(self, index: int, value: Tensor, constant: float, first: bool) -> bool:
         target = self.sums[self._slots[index].start : self._slots[index].end]
