@@ -12,12 +12,14 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from virtualflow.events import EpochStarted, Event, RunStarted, StepDone, parse
+from virtualflow.runtime.output import Lines
 
 
-class Progress:
+class Progress(Lines):
     """Follows an event stream; what the lead worker prints appears above the bar."""
 
     def __init__(self, stream: Path, lead: str) -> None:
+        super().__init__()
         self._stream = stream
         self._lead = lead
         self._position = 0
@@ -41,14 +43,15 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
         self._next_look = 0.0
         self.refresh()
         self._bar.stop()
 
-    def write(self, device: str, stream: str, data: bytes) -> None:
-        """Print what a worker wrote above the bar."""
+    def line(self, device: str, stream: str, text: bytes) -> None:
+        """Print a line above the bar."""
         if device == self._lead:
-            self._bar.console.print(Text(data.decode(errors="replace").rstrip("\n")))
+            self._bar.console.print(Text(text.decode(errors="replace")))
 
     def refresh(self) -> None:
         """Read what the stream has got since the last look, a few times a second."""

@@ -22,7 +22,7 @@ from virtualflow.runtime.output import AllOutput, LeadOutput
 
 def run(
     script: Annotated[Path, typer.Argument(help="The training script.", metavar="SCRIPT")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="[ARGS]...")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
     devices: Annotated[
         str, typer.Option(help="How many devices: up to the number of virtual nodes.", metavar="N")
     ] = "1",
@@ -47,8 +47,7 @@ def run(
 ) -> None:
     """Run SCRIPT on several devices. The exit code is the script's.
 
-    Each device gets a process that runs the script from the top; the Trainer in it does the rest. What the script
-    trains is the same, bit by bit, for any number of devices.
+    Each device gets a process that runs the script; what it trains is the same, bit by bit, for any number of devices.
     """
     if not script.is_file():
         raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 
@@ -24,23 +25,34 @@ class LeadOutput:
             _emit(stream, data)
 
 
-class AllOutput:
-    """Passes on every worker's lines, each behind its device."""
+class Lines(ABC):
+    """A sink that takes whole lines: workers' writes come in pieces."""
 
     def __init__(self) -> None:
         self._unfinished: dict[tuple[str, str], bytes] = {}
 
+    @abstractmethod
+    def line(self, device: str, stream: str, text: bytes) -> None: ...
+
     def write(self, device: str, stream: str, data: bytes) -> None:
         *lines, rest = (self._unfinished.pop((device, stream), b"") + data).split(b"\n")
         for line in lines:
-            _emit(stream, f"[{device}] ".encode() + line + b"\n")
+            self.line(device, stream, line)
         if rest:
             self._unfinished[device, stream] = rest
 
     def close(self) -> None:
+        """Pass on what did not end with a line's end."""
         for (device, stream), rest in self._unfinished.items():
-            _emit(stream, f"[{device}] ".encode() + rest + b"\n")
+            self.line(device, stream, rest)
         self._unfinished.clear()
+
+
+class AllOutput(Lines):
+    """Passes on every worker's lines, each behind its device."""
+
+    def line(self, device: str, stream: str, text: bytes) -> None:
+        _emit(stream, f"[{device}] ".encode() + text + b"\n")
 
 
 def _emit(stream: str, data: bytes) -> None:

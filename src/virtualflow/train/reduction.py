@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from virtualflow.core.membership import Group, Work
 from virtualflow.errors import ConfigError
+from virtualflow.train.allocator import keep_freed_memory
 from virtualflow.train.buckets import Buckets, cut
 from virtualflow.train.state import Buffers
 from virtualflow.train.sums import Sums
@@ -39,6 +40,7 @@ class Reduction(ABC):
         self._buffers = buffers
         self._group = group
         self.buffer_sums = Sums([b.tensor for b in buffers.all], virtual_nodes, exact=not self.normalises)
+        keep_freed_memory()
         self._watched: set[int] = set()
         self._running = False
         self._sending = False  # the last virtual node is running: what is ready may be sent

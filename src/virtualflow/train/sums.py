@@ -6,7 +6,6 @@ by what one of them saw.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from virtualflow.core import grid
@@ -113,8 +112,3 @@ class Sums:
         if self._tensors[index].is_floating_point():
             return grid.grid_for(peak, self._virtual_nodes)
         return Grid(grid.INTEGERS)
-
-
-def fits_in_the_buffer(tensor: Tensor) -> bool:
-    """Whether sums of *tensor* can be held: real numbers in a dense layout."""
-    return not tensor.is_complex() and tensor.layout == torch.strided
