@@ -27,11 +27,12 @@ class Contender:
     """A training loop in processes of its own, one for each device."""
 
     name: str
-    kind: str  # plain, control, fast, exact, accelerate, fabric
+    kind: str  # plain, fast, exact, accelerate, fabric
     setting: str
     virtual_nodes: int
     devices: int = 1
     steps: int = 1  # of one segment
+    keeps_memory: bool = False  # with the allocator settings that VirtualFlow makes for itself
 
     def command(self) -> list[str]:
         arguments = [self.name, self.kind, self.setting, str(self.virtual_nodes), str(self.devices)]
@@ -56,18 +57,22 @@ class Runs:
         self.cpu_seconds.setdefault(name, []).append(cpu_seconds)
 
 
-def race(contenders: Sequence[Contender], rounds: int, *, warmup: int = 1) -> Runs:
-    """*rounds* rounds in which each contender runs one segment, in an order drawn anew each time."""
+def race(contenders: Sequence[Contender], rounds: int, *, launches: int = 1, warmup: int = 1) -> Runs:
+    """*rounds* rounds in which each contender runs one segment, in an order drawn anew each time.
+
+    Over several *launches*, because how a process's memory happens to be laid out lasts as long as the process.
+    """
     runs = Runs()
     shuffle = random.Random(0).shuffle
-    with started(contenders) as connections:
-        for number in range(warmup + rounds):
-            order = list(contenders)
-            shuffle(order)
-            for contender in order:
-                segment = _segment(connections[contender.name], contender.steps)
-                if number >= warmup:
-                    runs.note(contender.name, *segment)
+    for launch in range(launches):
+        with started(contenders) as connections:
+            for number in range(warmup + (rounds * (launch + 1)) // launches - (rounds * launch) // launches):
+                order = list(contenders)
+                shuffle(order)
+                for contender in order:
+                    segment = _segment(connections[contender.name], contender.steps)
+                    if number >= warmup:
+                        runs.note(contender.name, *segment)
     return runs
 
 
@@ -108,6 +113,8 @@ def _start(contender: Contender, folder: str) -> subprocess.Popen[bytes]:
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
     }
+    if contender.keeps_memory:
+        environment |= {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
     log = open(f"{folder}/{contender.name}.log", "wb")  # noqa: SIM115  (the process writes to it)
     with log:
         return subprocess.Popen(

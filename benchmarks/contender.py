@@ -39,21 +39,33 @@ class Task:
 
 
 def plain(task: Task) -> Iterator[None]:
-    """Gradient accumulation as one writes it by hand; with several devices, DistributedDataParallel and no_sync."""
-    model, optimizer, dataset = _made(task)
-    sampler: DistributedSampler[object] | None = None
-    replica: nn.Module = model
+    """Gradient accumulation as one writes it by hand."""
     if task.devices > 1:
-        torch.distributed.init_process_group("gloo")
-        replica, sampler = nn.parallel.DistributedDataParallel(model), DistributedSampler(dataset)
-    batches = iter(_loader(task, dataset, sampler))
+        yield from distributed(task)
+    model, optimizer, dataset = _made(task)
+    batches = iter(_loader(task, dataset))
     while True:
-        for number in range(task.micro_batches):
-            if task.devices > 1 and number < task.micro_batches - 1:
-                with replica.no_sync():
-                    (task.setting.loss(replica, next(batches)) / task.micro_batches).backward()
-            else:
-                (task.setting.loss(replica, next(batches)) / task.micro_batches).backward()
+        for _ in range(task.micro_batches):
+            loss = task.setting.loss(model, next(batches)) / task.micro_batches
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield
+
+
+def distributed(task: Task) -> Iterator[None]:
+    """The same with DistributedDataParallel, which all-reduces in the last backward only."""
+    torch.distributed.init_process_group("gloo")
+    model, optimizer, dataset = _made(task)
+    replica = nn.parallel.DistributedDataParallel(model)
+    batches = iter(_loader(task, dataset, DistributedSampler(dataset)))
+    while True:
+        with replica.no_sync():
+            for _ in range(task.micro_batches - 1):
+                loss = task.setting.loss(replica, next(batches)) / task.micro_batches
+                loss.backward()
+        loss = task.setting.loss(replica, next(batches)) / task.micro_batches
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         yield
@@ -130,7 +142,7 @@ def loop(kind: str, task: Task) -> Iterator[None]:
     """The training loop of contender *kind*: does a step whenever it is asked for the next item."""
     if kind in ("exact", "fast"):
         return virtualflow(task, kind)
-    return {"plain": plain, "control": plain, "accelerate": accelerate, "fabric": fabric}[kind](task)
+    return {"plain": plain, "accelerate": accelerate, "fabric": fabric}[kind](task)
 
 
 def serve(name: str, steps: Iterator[None]) -> None:

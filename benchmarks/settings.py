@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 VIRTUAL_NODES = 8
+LENGTH = 64  # of a text, in bytes
 Batch = list[Tensor]
 
 
@@ -28,6 +29,10 @@ class Endless(Dataset[tuple[Tensor, Tensor]]):
         return self._inputs[index], self._targets[index]
 
 
+def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A model, its data and the size of a virtual node."""
@@ -39,10 +44,7 @@ class Setting:
     model: Callable[[], nn.Module]
     dataset: Callable[[], Endless]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        outputs = model(batch[0])
-        return F.cross_entropy(outputs.flatten(0, -2), batch[1].flatten())
+    loss: Callable[[nn.Module, Batch], Tensor] = cross_entropy
 
 
 class Block(nn.Module):
@@ -102,7 +104,9 @@ class GptLayer(nn.Module):
 class Gpt(nn.Module):
     """A decoder over bytes, with the output tied to the embedding: 10.7 million parameters."""
 
-    def __init__(self, layers: int = 6, width: int = 384, heads: int = 6, vocabulary: int = 256, length: int = 64) -> None:
+    def __init__(
+        self, layers: int = 6, width: int = 384, heads: int = 6, vocabulary: int = 256, length: int = LENGTH
+    ) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.layers = nn.Sequential(*(GptLayer(width, heads) for _ in range(layers)))
@@ -115,9 +119,8 @@ class Gpt(nn.Module):
 
 def mlp() -> nn.Module:
     """Six layers of 2048: 25 million parameters, and little to compute for 8 examples."""
-    sizes = [2048] * 6
-    layers = [layer for i, o in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(i, o), nn.ReLU())]
-    return nn.Sequential(*layers, nn.Linear(2048, 2048))
+    hidden = [layer for _ in range(5) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(2048, 2048))
 
 
 def _images() -> Endless:
@@ -125,7 +128,7 @@ def _images() -> Endless:
 
 
 def _texts() -> Endless:
-    tokens = torch.randint(256, (512, 65))
+    tokens = torch.randint(256, (512, LENGTH + 1))
     return Endless(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
@@ -144,7 +147,7 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("resnet", "ResNet-20, 32x32 images, node size 32, SGD", 32, 1, ResNet, _images, _sgd),
+        Setting("resnet", "ResNet-20 of 0.27M, node size 32, SGD", 32, 1, ResNet, _images, _sgd),
         Setting("gpt", "GPT of 10.7M, 64 bytes, node size 4, AdamW", 4, 1, Gpt, _texts, _adamw),
         Setting("mlp", "MLP of 25M, node size 8, SGD", 8, 2, mlp, _vectors, _sgd),
     )

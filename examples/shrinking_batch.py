@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from digits_resnet import Digits, ResNet, loss_fn, right_answers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
+
+from digits_resnet import Digits, ResNet, loss_fn, right_answers
 
 
 def main() -> None:
@@ -56,8 +57,8 @@ def train(
         schedule.step()
         accuracies.append(accuracy(model))
         if dist.get_rank() == 0:
-            recent = losses[-len(loader) :]
-            print(f"epoch {epoch + 1:2}  loss {sum(recent) / len(recent):.4f}  accuracy {accuracies[-1]:.1%}", flush=True)
+            mean = sum(losses[-len(loader) :]) / len(loader)
+            print(f"epoch {epoch + 1:2}  loss {mean:.4f}  accuracy {accuracies[-1]:.1%}", flush=True)
     return {"losses": losses, "accuracies": accuracies}
 
 

@@ -66,12 +66,11 @@ class Reduction(ABC):
     def end_node(self, examples: int) -> int:
         """Take in the buffers a virtual node has changed; return 1 + its first unclean tensor, or 0."""
         self._running = False
-        for index in self._buffers.changed:
-            difference = self._buffers.difference(index)
+        # Weighted by examples, so that the step ends with the mean over the global batch.
+        for index, difference in zip(self._buffers.changed, self._buffers.differences(examples), strict=True):
             if self.witness is not None:
                 self.witness(self._buffers.all[index].name, difference)
-            # Weighted by examples, so that the step ends with the mean over the global batch.
-            self.buffer_sums.add(index, difference * examples)
+            self.buffer_sums.add(index, difference)
         return self._unclean
 
     def flush(self) -> None:

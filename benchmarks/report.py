@@ -1,0 +1,68 @@
+"""Tables for people, JSON for programs, and the ratios of runs that took turns."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+FOLDER = Path("out/bench")
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How fast one side was against another: the median over rounds, and the middle half of them."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def ratio(baseline_seconds: Sequence[float], seconds: Sequence[float]) -> Ratio:
+    """Throughput against the baseline's, from the rounds' own ratios: drift of the machine cancels out."""
+    ratios = [base / own for base, own in zip(baseline_seconds, seconds, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return Ratio(median, low, high)
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+    # Wide, whatever the terminal: a table in a log must not be cut.
+    Console(width=130, highlight=False).print(table)
+
+
+def save(name: str, content: Any) -> Path:
+    """Write *content* to out/bench, with what it was measured on."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    machine = {"processor": _processor(), "torch": torch.__version__, "python": platform.python_version()}
+    path.write_text(json.dumps({"machine": machine, name: content}, indent=1, default=asdict) + "\n")
+    return path
+
+
+def figure_path(name: str) -> Path:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    return FOLDER / f"{name}.png"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
