@@ -14,12 +14,15 @@ import torch
 
 from virtualflow.core.certificate import Certificate
 from virtualflow.events import STREAM, Event, StepDone, read_events
-from virtualflow.runtime.coordinator import Coordinator, JobSpec, Outcome
+from virtualflow.runtime.coordinator import Coordinator, Outcome
+from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.local import LocalBackend
 from virtualflow.train import seeding
 
 # Scripts that tests run import from this package.
-os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent.parent / "src"), str(Path(__file__).parent.parent)]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +45,10 @@ class Printed:
 
     text: dict[tuple[str, str], bytes] = field(default_factory=lambda: defaultdict(bytes))
 
-    def write(self, device: str, stream: str, data: bytes) -> None:
+    def write(self, device: str, stream: str, data: bytes, *, lead: bool) -> None:
         self.text[device, stream] += data
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -102,9 +107,9 @@ class Launcher:
         port: int = 0,
     ) -> Finished:
         number = next(self._numbers)
+        folder = JobFolder(self._folder / f"job-{number}")
         job = JobSpec(
             job_id=f"job-{number}",
-            folder=self._folder / f"job-{number}",
             script=str(script),
             arguments=tuple(arguments),
             devices=tuple(str(device) for device in range(devices)),
@@ -114,7 +119,8 @@ class Launcher:
             port=port,
         )
         printed = Printed()
-        return Finished(Coordinator(job, self._backend, printed).run(), job.folder, printed)
+        folder.create(job)
+        return Finished(Coordinator(job, folder, self._backend, printed).run(), folder.path, printed)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ VirtualFlowError
 ├── CollectiveError         workers made different collective calls
 ├── ReplicaError            workers hold different models
 ├── PeerLostError           another worker of the job went away
+│   └── CoordinatorLostError    nobody is left to say who belongs to the job
 ├── EventStreamError        an event stream that cannot be read
 └── LaunchError             the job could not be started
 """
@@ -58,6 +59,10 @@ class ReplicaError(VirtualFlowError):
 
 class PeerLostError(VirtualFlowError):
     """Another worker of the job went away."""
+
+
+class CoordinatorLostError(PeerLostError):
+    """Nobody is there any more to say who belongs to the job."""
 
 
 class EventStreamError(VirtualFlowError):

@@ -9,7 +9,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,17 @@ class Loaded:
     chain: str
 
 
-Event = RunStarted | EpochStarted | StepDone | EpochEnded | Evaluated | Saved | Loaded
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """A new generation. ``pause_ms`` is how long training stood still, and how that divides."""
+
+    generation: int
+    step: int
+    devices: list[str]
+    pause_ms: dict[str, float]
+
+
+Event = RunStarted | EpochStarted | StepDone | EpochEnded | Evaluated | Saved | Loaded | Regrouped
 _KINDS: dict[str, type[Any]] = {
     "run started": RunStarted,
     "epoch started": EpochStarted,
@@ -89,24 +99,42 @@ _KINDS: dict[str, type[Any]] = {
     "evaluated": Evaluated,
     "saved": Saved,
     "loaded": Loaded,
+    "regrouped": Regrouped,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 class EventLog:
-    """Appends events to a stream; without a path it drops them (workers other than the lead)."""
+    """Appends to a job's stream on the lead worker; one that becomes the lead goes on where the last one stopped."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path, is_lead: Callable[[], bool]) -> None:
         self.path = path
+        self._is_lead = is_lead
         self._descriptor: int | None = None
+        self._unwritten: Event | None = None  # the last event of a worker that is not the lead
 
     def write(self, event: Event) -> None:
-        if self.path is None:
+        if not self._is_lead():
+            self._unwritten = event
             return
         if self._descriptor is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            weakref.finalize(self, os.close, self._descriptor)
+            self._take_over()
+        self._append(event)
+
+    def _take_over(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        weakref.finalize(self, os.close, self._descriptor)
+        # The last lead may have died between committing a step and telling of it.
+        if isinstance(self._unwritten, StepDone) and self._unwritten.step > self._last_step():
+            self._append(self._unwritten)
+
+    def _last_step(self) -> int:
+        steps = [event.step for event in read_events(self.path) if isinstance(event, StepDone)]
+        return max(steps, default=-1)
+
+    def _append(self, event: Event) -> None:
+        assert self._descriptor is not None
         line = {"event": _NAMES[type(event)], "time": round(time.time(), 3), **asdict(event)}
         os.write(self._descriptor, (json.dumps(line) + "\n").encode())
 

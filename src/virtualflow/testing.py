@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+from virtualflow.core import faults
 from virtualflow.core.grid import Grid
 
 
@@ -29,6 +32,21 @@ class RecordingDataset:
         with self._path.open("a") as file:  # appended in one write: loader processes share the file
             file.write(f"{key} {index}\n")
         return self._dataset[index]
+
+
+def kill_at(point: str, hit: int, marker: Path) -> None:
+    """Have this process killed when it reaches *point* for the *hit*-th time; *marker* is left behind as proof."""
+    left = hit
+
+    def reached(name: str) -> None:
+        nonlocal left
+        if name == point:
+            left -= 1
+            if left == 0:
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    faults.arm(reached)
 
 
 def break_the_grid() -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from virtualflow import __version__
 from virtualflow.cli.doctor import doctor
 from virtualflow.cli.explain import explain
+from virtualflow.cli.jobs import clean, logs, resize, status, stop
 from virtualflow.cli.run import run
 from virtualflow.cli.verify import verify
 from virtualflow.errors import VirtualFlowError
@@ -29,6 +30,8 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(explain)
 app.command()(verify)
 app.command()(doctor)
+for verb in (status, resize, stop, logs, clean):
+    app.command()(verb)
 
 
 @app.callback(invoke_without_command=True)

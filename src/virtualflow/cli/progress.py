@@ -18,10 +18,9 @@ from virtualflow.runtime.output import Lines
 class Progress(Lines):
     """Follows an event stream; what the lead worker prints appears above the bar."""
 
-    def __init__(self, stream: Path, lead: str) -> None:
+    def __init__(self, stream: Path) -> None:
         super().__init__()
         self._stream = stream
-        self._lead = lead
         self._position = 0
         self._rest = ""
         self._next_look = 0.0
@@ -48,9 +47,9 @@ class Progress(Lines):
         self.refresh()
         self._bar.stop()
 
-    def line(self, device: str, stream: str, text: bytes) -> None:
+    def line(self, device: str, stream: str, text: bytes, *, lead: bool) -> None:
         """Print a line above the bar."""
-        if device == self._lead:
+        if lead:
             self._bar.console.print(Text(text.decode(errors="replace")))
 
     def refresh(self) -> None:

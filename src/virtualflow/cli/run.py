@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -14,18 +17,30 @@ from virtualflow.cli.progress import Progress
 from virtualflow.core.membership import home, new_job_id
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM
-from virtualflow.runtime.coordinator import Coordinator, JobSpec, Outcome
-from virtualflow.runtime.interrupts import Interrupted, interruptible
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.runtime.coordinator import Outcome
+from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.output import AllOutput, LeadOutput
+from virtualflow.runtime.serve import run_job
+
+DETACH_SECONDS = 60.0
 
 
 def run(
-    script: Annotated[Path, typer.Argument(help="The training script.", metavar="SCRIPT")],
+    script: Annotated[Path | None, typer.Argument(help="The training script.", metavar="SCRIPT")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
     devices: Annotated[
         str, typer.Option(help="How many devices: up to the number of virtual nodes.", metavar="N")
     ] = "1",
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background; `vf status` shows it.")] = False,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with a job from its last checkpoint.", metavar="JOB")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace/--no-replace", help="Start a new worker for each lost one.")
+    ] = True,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Steps between automatic checkpoints; 0 for none.", min=0)
+    ] = 500,
     audit: Annotated[
         bool, typer.Option("--audit", help="Run every virtual node twice, in another order, and compare bits.")
     ] = False,
@@ -41,7 +56,7 @@ def run(
     threads_per_device: Annotated[int, typer.Option(help="Threads of a CPU device. Part of the job.", min=1)] = 1,
     device_type: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     patience: Annotated[
-        float, typer.Option(help="Seconds that workers wait for a late one before they give up.", min=1)
+        float, typer.Option(help="Seconds that workers wait for a late one before they go on without it.", min=1)
     ] = 30.0,
     port: Annotated[int, typer.Option(help="The port where workers meet; 0 takes a free one.", min=0, max=65535)] = 0,
 ) -> None:
@@ -49,55 +64,91 @@ def run(
 
     Each device gets a process that runs the script; what it trains is the same, bit by bit, for any number of devices.
     """
-    if not script.is_file():
-        raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")
-    job_id = new_job_id()
-    job = JobSpec(
-        job_id=job_id,
-        folder=home() / "jobs" / job_id,
-        script=str(script),
-        arguments=tuple(arguments or ()),
-        devices=device_names(devices),
-        owners=tuple(numbers(mapping, "--mapping")) if mapping else None,
-        port=port,
-        patience_seconds=patience,
-        threads_per_device=threads_per_device,
-        device_type=_device_type(device_type),
-        audit=audit,
-    )
-    print(f"job {job_id}", flush=True)
-    show = sys.stdout.isatty() if progress is None else progress
-    outcome = _run(job, all_output=all_output, show=show and not all_output)
-    _explain_failure(outcome, job)
+    if resume is not None:
+        folder, checkpoint = _to_resume(resume)
+    else:
+        checkpoint = None
+        job = JobSpec(
+            job_id=new_job_id(),
+            script=str(_existing(script)),
+            arguments=tuple(arguments or ()),
+            devices=device_names(devices),
+            owners=tuple(numbers(mapping, "--mapping")) if mapping else None,
+            port=port,
+            patience_seconds=patience,
+            threads_per_device=threads_per_device,
+            device_type=_device_type(device_type),
+            audit=audit,
+            replace_lost=replace,
+            checkpoint_every=checkpoint_every,
+        )
+        folder = JobFolder(home() / "jobs" / job.job_id)
+        folder.create(job)
+    print(f"job {folder.path.name}", flush=True)
+    if detach:
+        _detach(folder, checkpoint)
+        return
+    show = (sys.stdout.isatty() if progress is None else progress) and not all_output
+    outcome = _in_the_foreground(folder, checkpoint, all_output=all_output, show=show)
+    _explain_failure(outcome)
     if audit and outcome.code == 0:
         print("audit: no hidden state found", file=sys.stderr)
     raise typer.Exit(outcome.code)
 
 
-def _run(job: JobSpec, *, all_output: bool, show: bool) -> Outcome:
-    workers = len(job.devices)
-    try:
-        with interruptible(), LocalBackend(threads_per_device=job.threads_per_device) as backend:
-            if all_output:
-                sink = AllOutput()
-                try:
-                    return Coordinator(job, backend, sink).run()
-                finally:
-                    sink.close()
-            if not show:
-                return Coordinator(job, backend, LeadOutput(job.devices[0])).run()
-            with Progress(job.folder / STREAM, job.devices[0]) as bar:
-                return Coordinator(job, backend, bar, bar.refresh).run()
-    except Interrupted as interruption:
-        print(f"\ninterrupted: all {workers} worker(s) have ended", file=sys.stderr)
-        return Outcome(128 + interruption.signal_number)
+def _in_the_foreground(folder: JobFolder, checkpoint: Path | None, *, all_output: bool, show: bool) -> Outcome:
+    with ExitStack() as owned:
+        if show:
+            bar = owned.enter_context(Progress(folder.path / STREAM))
+            outcome = run_job(folder, bar, bar.refresh, checkpoint)
+        else:
+            outcome = run_job(folder, AllOutput() if all_output else LeadOutput(), resume_from=checkpoint)
+    if outcome.code > 128 and outcome.failure is None:
+        print("\ninterrupted: all workers have ended", file=sys.stderr)
+    return outcome
 
 
-def _explain_failure(outcome: Outcome, job: JobSpec) -> None:
+def _detach(folder: JobFolder, checkpoint: Path | None) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "virtualflow.runtime.serve",
+        folder.path.name,
+        *([str(checkpoint)] if checkpoint else []),
+    ]
+    with (folder.path / "coordinator.log").open("ab") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + DETACH_SECONDS
+    while not folder.control.exists() and time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise LaunchError(f"the job ended at once: {(folder.path / 'coordinator.log').read_text()[-2000:]}")
+        time.sleep(0.05)
+
+
+def _to_resume(job_id: str) -> tuple[JobFolder, Path | None]:
+    folder = JobFolder.of(job_id)
+    if folder.is_locked():
+        raise LaunchError(f"job {job_id} is running; `vf status {job_id}` shows it")
+    if folder.read_state()["state"] == "DONE":
+        raise LaunchError(f"job {job_id} has ended; there is nothing left to do")
+    for old in folder.path.glob("failure*"):
+        old.unlink()
+    return folder, folder.latest_checkpoint()
+
+
+def _existing(script: Path | None) -> Path:
+    if script is None:
+        raise LaunchError("which script? `vf run --devices 2 train.py`, or `vf run --resume JOB`")
+    if not script.is_file():
+        raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")
+    return script
+
+
+def _explain_failure(outcome: Outcome) -> None:
     if outcome.failure is None or not outcome.failure.text:
         return
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    if len(job.devices) > 1:
+    if outcome.failure.device:
         console.print(f"[bold red]failed on device {outcome.failure.device}:[/]")
     console.print(outcome.failure.text.rstrip(), markup=False)
 

@@ -41,6 +41,22 @@ def spread(virtual_nodes: int, devices: Sequence[DeviceId]) -> Mapping:
     return Mapping(tuple(devices[v * len(devices) // virtual_nodes] for v in range(virtual_nodes)))
 
 
+def rebalance(mapping: Mapping, devices: Sequence[DeviceId]) -> Mapping:
+    """Spread *mapping* evenly over other *devices*, moving as few virtual nodes as that allows."""
+    _check_every_device_gets_one(mapping.virtual_nodes, devices)
+    share, larger = divmod(mapping.virtual_nodes, len(devices))
+    has = {device: list(mapping.nodes_of(device)) for device in devices}
+    # The larger shares go to those that have the most already.
+    by_load = sorted(devices, key=lambda device: (-len(has[device]), devices.index(device)))
+    target = {device: share + (place < larger) for place, device in enumerate(by_load)}
+    owner = {node: device for device in devices for node in has[device][: target[device]]}
+    homeless = (node for node in range(mapping.virtual_nodes) if node not in owner)
+    for device in devices:
+        for _ in range(target[device] - min(target[device], len(has[device]))):
+            owner[next(homeless)] = device
+    return Mapping(tuple(owner[node] for node in range(mapping.virtual_nodes)))
+
+
 def assign(owners: Sequence[int], virtual_nodes: int, devices: Sequence[DeviceId]) -> Mapping:
     """The mapping given by hand: virtual node ``v`` on the device with index ``owners[v]``."""
     _check_every_device_gets_one(virtual_nodes, devices)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from virtualflow.core.mapping import DeviceId, Mapping, spread
 
@@ -32,7 +33,7 @@ class Group(Protocol):
     def sum(self, tensor: Any) -> Work: ...
     def max(self, tensor: Any) -> Work: ...
     def gather(self, tensor: Any, into: list[Any]) -> Work: ...
-    def broadcast(self, tensor: Any) -> Work: ...
+    def broadcast(self, tensor: Any, source: int) -> Work: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +45,85 @@ class Job:
     audit: bool = False
     threads_per_device: int = 1
     device_type: str = "cpu"
+    checkpoint_every: int = 0  # steps; 0 for never
+    resume_from: Path | None = None
 
 
 class Membership(Protocol):
-    """The job, this worker's device, and who else takes part."""
+    """The job, this worker's device, and who else takes part: all of it may change between two steps."""
 
     @property
     def job(self) -> Job: ...
     @property
     def device(self) -> DeviceId: ...
     @property
-    def devices(self) -> tuple[DeviceId, ...]: ...
+    def devices(self) -> tuple[DeviceId, ...]:
+        """The devices of the current generation; the first one's worker is the lead."""
+
     @property
-    def group(self) -> Group | None: ...
+    def group(self) -> Group | None:
+        """The workers of the current generation; None for one that is alone."""
+
+    @property
+    def generation(self) -> int: ...
+    @property
+    def pauses(self) -> dict[int, dict[str, float]]:
+        """For each generation that this worker has changed to, how long it stood still, and on what."""
+
     def mapping(self, virtual_nodes: int) -> Mapping: ...
+    def new_trainer(self, virtual_nodes: int, peers: Any) -> int:
+        """Count a Trainer of this process: 1 for the first. *peers* takes part in the end of the job."""
+
+    @property
+    def seen(self) -> int:
+        """The newest generation that this worker has heard of."""
+
+    def all_have_seen(self, generation: int) -> None:
+        """Every worker has heard of *generation*, and every worker knows that by now."""
+
+    @property
+    def change_is_due(self) -> bool:
+        """Whether the next step boundary is the one at which all change to a new generation."""
+
+    def change(self, send_state: Handover) -> None:
+        """Change to the new generation; does not return on a worker that leaves."""
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether the job is to end at the next boundary, with a checkpoint to go on from."""
+
+    def stop(self) -> NoReturn:
+        """End this worker; the checkpoint is written."""
+
+    def recover(self) -> None:
+        """A peer was lost: wait for the generation without it, and form its group."""
+
+    @property
+    def joining(self) -> bool:
+        """Whether this worker runs the script to catch up with a job under way."""
+
+    def join(self, receive_state: Handover) -> None:
+        """Wait for the generation that includes this worker; return with the job's state."""
+
+    def record(self, result: Any) -> None:
+        """Keep the result of a call made before the first epoch, for workers that join later."""
+
+    def recorded(self, call: int) -> Any:
+        """What the job's *call*-th such call gave."""
+
+
+Handover = Callable[[Group], None]
 
 
 class Solo:
-    """A plain script or a notebook: one device, in this process."""
+    """A plain script or a notebook: one device, in this process, for ever."""
 
     device: DeviceId = "0"
     devices: tuple[DeviceId, ...] = ("0",)
     group = None
+    generation = seen = 0
+    change_is_due = joining = must_stop = False
+    pauses: dict[int, dict[str, float]] = {}  # noqa: RUF012  (nothing ever changes)
 
     def __init__(self) -> None:
         job_id = new_job_id()
@@ -73,6 +131,30 @@ class Solo:
 
     def mapping(self, virtual_nodes: int) -> Mapping:
         return spread(virtual_nodes, self.devices)
+
+    def new_trainer(self, virtual_nodes: int, peers: Any) -> int:
+        return 1
+
+    def all_have_seen(self, generation: int) -> None:
+        pass
+
+    def change(self, send_state: Handover) -> None:
+        raise NotImplementedError("nobody joins or leaves a plain script")
+
+    def stop(self) -> NoReturn:
+        raise NotImplementedError("nobody stops a plain script this way")
+
+    def recover(self) -> None:
+        raise NotImplementedError("a plain script has no peers to lose")
+
+    def join(self, receive_state: Handover) -> None:
+        raise NotImplementedError("a plain script is there from the start")
+
+    def record(self, result: Any) -> None:
+        pass
+
+    def recorded(self, call: int) -> Any:
+        raise NotImplementedError("a plain script has no past")
 
 
 def home() -> Path:

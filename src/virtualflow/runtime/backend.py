@@ -23,8 +23,8 @@ class Backend(Protocol):
     def host_store(self, listening: socket.socket) -> int:
         """Serve the job's store on *listening*; return the process's id."""
 
-    def start(self, spec: WorkerSpec, stdout: int, stderr: int) -> int:
-        """Start a worker that writes to the given descriptors; return its process's id."""
+    def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
+        """Start a worker that prints to the given descriptors and hears from *control*; return its process's id."""
 
     def exits(self, timeout_seconds: float) -> list[Exit]:
         """The processes that have ended since the last call; waits up to *timeout_seconds* for the first."""

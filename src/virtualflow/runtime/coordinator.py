@@ -1,7 +1,8 @@
-"""The process that owns one job's membership: starts its workers, passes on their output, ends them all."""
+"""The process that owns one job's membership: starts and ends its workers, and carries out what the roster decides."""
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -11,31 +12,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from virtualflow.errors import LaunchError
+from virtualflow.core.roster import Action, Finish, Generation, GiveUp, Kill, Publish, Release, Roster, Start
+from virtualflow.errors import LaunchError, VirtualFlowError
+from virtualflow.runtime import control
 from virtualflow.runtime.backend import Backend
+from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.output import Sink
 from virtualflow.runtime.spec import Failure, WorkerSpec, failure_file
+from virtualflow.runtime.wire import Wire, generation_to_json
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
-CAUSE_SECONDS = 1.5  # how long the cause of a failure may come in after its consequence
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """A job as ``vf run`` was told it."""
-
-    job_id: str
-    folder: Path
-    script: str
-    arguments: tuple[str, ...]
-    devices: tuple[str, ...]
-    owners: tuple[int, ...] | None = None
-    port: int = 0
-    patience_seconds: float = 30.0
-    threads_per_device: int = 1
-    device_type: str = "auto"
-    audit: bool = False
+TICK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,122 +35,317 @@ class Outcome:
     failure: Failure | None = None
 
 
+@dataclass(slots=True)
+class Worker:
+    """A worker's process, and the coordinator's line to it."""
+
+    device: str
+    pid: int
+    wire: Wire
+    ends: list[int]
+    leaving: bool = False
+
+
 class Coordinator:
     """Runs one job on a *backend* until its script has ended everywhere, or anywhere with an error."""
 
-    def __init__(self, job: JobSpec, backend: Backend, sink: Sink, on_tick: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        folder: JobFolder,
+        backend: Backend,
+        sink: Sink,
+        on_tick: Callable[[], None] = lambda: None,
+        resume_from: Path | None = None,
+    ) -> None:
         self._job = job
+        self._folder = folder
+        self._resume_from = resume_from
         self._backend = backend
         self._sink = sink
         self._on_tick = on_tick
         self._selector = selectors.DefaultSelector()
-        self._device_of: dict[int, str] = {}
-        self._codes: dict[str, int] = {}
+        self._workers: dict[str, Worker] = {}  # by device
+        self._retired: dict[int, Worker] = {}  # by process: those whose device has another worker by now
+        self._results: list[Any] = []
+        self._outcome: Outcome | None = None
+        self._store_port = 0
+        self._stopping = False
+        self._told = ""
+        self._lost_code, self._lost_text = 1, ""
+        self.roster = Roster(
+            job.devices, job.owners, replace_lost=job.replace_lost, patience_seconds=job.patience_seconds
+        )
 
     def run(self) -> Outcome:
         """Run the job. Whatever happens, no worker is left when this returns."""
         with ExitStack() as owned:
             owned.callback(self._selector.close)
+            owned.callback(self._write_state)
             owned.callback(self._stop_all)
             self._start(owned)
             self._selector.register(self._backend.fileno(), selectors.EVENT_READ, None)
-            while len(self._codes) < len(self._device_of):
-                self._pump(0.1)
-                if any(self._codes.values()):
-                    return self._failed()
-        return Outcome(0)
+            while self._outcome is None:
+                self._pump(TICK_SECONDS)
+                self._carry_out(self.roster.tick(time.monotonic()))
+                self._write_state()
+        return self._outcome
+
+    def resize(self, count: int) -> None:
+        """Go on with *count* devices: the present ones first, then new ones."""
+        present = self.roster.generation.devices
+        names = [*present, *(str(n) for n in range(4096) if str(n) not in present)]
+        self._carry_out(self.roster.resize(names[:count], time.monotonic()))
 
     def _start(self, owned: ExitStack) -> None:
-        self._job.folder.mkdir(parents=True, exist_ok=True)
+        self._selector.register(owned.enter_context(control.listen(self._folder)), selectors.EVENT_READ, "verbs")
+        owned.callback(self._folder.control.unlink, missing_ok=True)
         listening = owned.enter_context(_listen(self._job.port))
-        if len(self._job.devices) > 1:
-            store = self._backend.host_store(listening)
-            owned.callback(self._backend.kill, store, signal.SIGKILL)
+        self._store_port = listening.getsockname()[1]
+        store = self._backend.host_store(listening)
+        owned.callback(self._backend.kill, store, signal.SIGKILL)
         for device in self._job.devices:
-            self._start_worker(device, listening.getsockname()[1], owned)
+            self._start_worker(device, joins=False)
 
-    def _start_worker(self, device: str, store_port: int, owned: ExitStack) -> None:
+    def _start_worker(self, device: str, *, joins: bool) -> None:
         job = self._job
         spec = WorkerSpec(
             job_id=job.job_id,
-            job_folder=str(job.folder),
+            job_folder=str(self._folder.path),
             device=device,
-            devices=job.devices,
+            devices=self.roster.generation.devices,
             script=job.script,
             arguments=job.arguments,
             store_host="127.0.0.1",
-            store_port=store_port,
+            store_port=self._store_port,
             patience_seconds=job.patience_seconds,
             owners=job.owners,
             threads_per_device=job.threads_per_device,
             device_type=job.device_type,
             audit=job.audit,
+            joins=joins,
+            results=tuple(self._results),
+            checkpoint_every=job.checkpoint_every,
+            resume_from=str(self._resume_from) if self._resume_from else None,
         )
-        ends = {}
-        for stream in ("stdout", "stderr"):
-            reader, ends[stream] = os.pipe()
-            self._selector.register(reader, selectors.EVENT_READ, (device, stream))
-            owned.callback(os.close, reader)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         try:
-            self._device_of[self._backend.start(spec, ends["stdout"], ends["stderr"])] = device
+            pid = self._backend.start(spec, writers[0], writers[1], theirs.fileno())
         finally:
-            for writer in ends.values():
+            theirs.close()
+            for writer in writers:
                 os.close(writer)
+        worker = Worker(device, pid, Wire(ours), list(readers))
+        if device in self._workers:
+            self._retired[self._workers[device].pid] = self._workers[device]
+        self._workers[device] = worker
+        for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):
+            self._selector.register(reader, selectors.EVENT_READ, (worker, stream))
+        self._selector.register(worker.wire, selectors.EVENT_READ, (worker, "control"))
 
     def _pump(self, timeout_seconds: float) -> None:
-        """Pass on what has come: output first, so that a worker's last words precede its end."""
+        """Take what has come: output first, so that a worker's last words precede its end."""
         ready = [key for key, _ in self._selector.select(timeout_seconds)]
-        while any(self._forward(key) for key in ready):
+        while any(self._take(key) for key in ready):
             ready = [key for key, _ in self._selector.select(0)]
         for end in self._backend.exits(0.0):
-            if end.pid in self._device_of:
-                self._codes[self._device_of[end.pid]] = end.code
+            self._note_exit(end.pid, end.code)
         self._on_tick()
 
-    def _forward(self, key: selectors.SelectorKey) -> bool:
-        """Pass on what a worker has printed; return whether there was something."""
+    def _take(self, key: selectors.SelectorKey) -> bool:
+        """Take in what a worker has written; return whether there was something."""
         if key.data is None:
             return False
+        if isinstance(key.data, str):
+            return self._answer(key)
+        worker, stream = key.data
+        if stream == "control":
+            messages = worker.wire.receive()
+            if messages is None:
+                self._selector.unregister(key.fileobj)
+                return False
+            for message in messages:
+                self._hear(worker, message)
+            return bool(messages)
         data = os.read(key.fd, 1 << 16)
         if data:
-            device, stream = key.data
-            self._sink.write(device, stream, data)
+            self._sink.write(worker.device, stream, data, lead=worker.device == self.roster.generation.devices[0])
         else:
             self._selector.unregister(key.fd)
         return bool(data)
 
-    def _failed(self) -> Outcome:
-        """Find the cause: one worker's end makes the others fail too, and may be heard of later."""
-        deadline = time.monotonic() + CAUSE_SECONDS
-        while (cause := self._cause()) is None and time.monotonic() < deadline:
-            self._pump(0.05)
-        device = cause.device if cause is not None else next(d for d, code in self._codes.items() if code)
-        code = self._codes.get(device, 1)
-        return Outcome(128 - code if code < 0 else code, cause or self._left_behind(device))
+    def _answer(self, key: selectors.SelectorKey) -> bool:
+        """A verb: accept its connection, or answer its request."""
+        if key.data == "verbs":
+            connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
+            connection.setblocking(False)
+            self._selector.register(Wire(connection), selectors.EVENT_READ, "verb")
+            return True
+        wire: Any = key.fileobj
+        messages = wire.receive()
+        for message in messages or ():
+            try:
+                wire.send(**self._obey(message))
+            except VirtualFlowError as error:
+                wire.send(error=str(error))
+        if messages is None:
+            self._selector.unregister(wire)
+            wire.close()
+        return bool(messages)
 
-    def _cause(self) -> Failure | None:
-        for device, code in self._codes.items():
-            if code < 0:
-                return Failure(device, "killed", _signal_advice(device, -code), consequence=False)
-            failure = self._left_behind(device)
-            if code and failure is None:
-                return Failure(device, "exit", "", consequence=False)  # sys.exit(code): the script has said why
-            if failure is not None and not failure.consequence:
-                return failure
-        return None
+    def _obey(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message.get("verb") == "resize":
+            self.resize(message["devices"])
+        elif message.get("verb") == "stop":
+            self.stop(checkpoint=message["checkpoint"])
+        elif message.get("verb") != "status":
+            return {"error": f"unknown request {message}"}
+        return self.state()
+
+    def state(self) -> dict[str, Any]:
+        """What ``vf status`` shows of the membership."""
+        roster = self.roster
+        current = roster.pending or roster.generation
+        nodes = roster.mapping
+        return {
+            "state": self._phase(),
+            "generation": current.number,
+            "virtual_nodes": nodes.virtual_nodes if nodes is not None else None,
+            "workers": [
+                {"device": d, "pid": w.pid, "virtual_nodes": list(nodes.nodes_of(d)) if nodes is not None else []}
+                for d, w in sorted(self._workers.items())
+                if d in current.devices
+            ],
+            "wanted": list(roster.target),
+            "resizes": roster.resizes,
+            "failures": roster.failures,
+        }
+
+    def _phase(self) -> str:
+        if self._outcome is not None:
+            return "CANCELLED" if self._stopping else "DONE" if self._outcome.code == 0 else "FAILED"
+        if self.roster.mapping is None:
+            return "STARTING"
+        return "RUNNING" if self.roster.is_settled else "RESIZING"
+
+    def _write_state(self) -> None:
+        state = self.state()
+        if (text := json.dumps(state)) != self._told:
+            self._told = text
+            self._folder.write_state(state)
+
+    def stop(self, *, checkpoint: bool) -> None:
+        """End the job, with a checkpoint to go on from if one is wanted."""
+        self._stopping = True
+        if checkpoint and self.roster.mapping is not None:
+            self._carry_out(self.roster.stop())
+        else:
+            self._end(Outcome(0))
+
+    def _hear(self, worker: Worker, message: dict[str, Any]) -> None:
+        if self._workers.get(worker.device) is not worker:
+            return
+        now, device = time.monotonic(), worker.device
+        actions: list[Action] = []
+        if "virtual_nodes" in message:
+            self.roster.virtual_nodes_known(message["virtual_nodes"])
+        if "ready" in message:
+            actions = self.roster.ready(device, now)
+        if "holding" in message:
+            self.roster.holds_state(device)
+        if "formed" in message:
+            actions = self.roster.has_formed(device, message["formed"], now)
+        if "lost" in message:
+            actions = self.roster.reports_loss(device, now)
+        if "leaving" in message:
+            actions = self.roster.leaves(device, now)
+        if "done" in message:
+            actions = self.roster.ended(device, now)
+        if "result" in message:
+            self._results.append(message["result"])
+            self._tell_all(result=message["result"])
+        self._carry_out(actions)
+
+    def _note_exit(self, pid: int, code: int) -> None:
+        worker = next((w for w in self._workers.values() if w.pid == pid), None) or self._retired.pop(pid, None)
+        if worker is None:
+            return
+        self._forget(worker)
+        if self._workers.get(worker.device) is not worker:
+            return
+        del self._workers[worker.device]
+        failure = self._left_behind(worker.device)
+        if failure is not None and not failure.consequence:
+            self._end(Outcome(code or 1, failure))
+        elif code > 0:
+            self._end(Outcome(code, failure or Failure(worker.device, "exit", "", consequence=False)))
+        elif code == 0 and self._stopping:
+            if not self._workers:
+                self._end(Outcome(0))
+        elif not (code == 0 and worker.leaving):
+            self._lost_code = 128 - code if code else 1
+            self._lost_text = _signal_advice(worker.device, -code) if code else ""
+            self._carry_out(self.roster.gone(worker.device, time.monotonic()))
+
+    def _forget(self, worker: Worker) -> None:
+        """Take in the last words of a worker that has ended, and close its lines."""
+        for reader in worker.ends:
+            while reader in self._selector.get_map() and self._take(self._selector.get_key(reader)):
+                pass
+            os.close(reader)
+        if worker.wire in self._selector.get_map():
+            self._selector.unregister(worker.wire)
+        worker.wire.close()
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self._start_worker(action.device, joins=True)
+            elif isinstance(action, Kill):
+                self._kill(action.device)
+            elif isinstance(action, Publish):
+                self._publish(action.generation)
+            elif isinstance(action, Release):
+                if action.device in self._workers:
+                    self._workers[action.device].leaving = True
+                    self._workers[action.device].wire.send(release=True)
+            elif isinstance(action, Finish):
+                self._tell_all(all_done=True)
+                self._end(Outcome(0))
+            elif isinstance(action, GiveUp):
+                text = f"{self._lost_text}{action.reason}\n"
+                self._end(Outcome(self._lost_code, Failure("", "lost", text, consequence=False)))
+
+    def _publish(self, generation: Generation) -> None:
+        self._tell_all(generation=generation_to_json(generation))
+
+    def _tell_all(self, **message: Any) -> None:
+        for worker in self._workers.values():
+            worker.wire.send(**message)
+
+    def _kill(self, device: str) -> None:
+        if device in self._workers:
+            self._backend.kill(self._workers[device].pid, signal.SIGKILL)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._outcome = self._outcome or outcome
 
     def _left_behind(self, device: str) -> Failure | None:
-        file = self._job.folder / failure_file(device)
+        file = self._folder.path / failure_file(device)
         return Failure.from_json(file.read_text()) if file.exists() else None
 
     def _stop_all(self) -> None:
-        """End every worker that still runs, kindly first."""
-        for signal_number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
-            running = [pid for pid, device in self._device_of.items() if device not in self._codes]
-            for pid in running:
-                self._backend.kill(pid, signal_number)
+        """End every worker that still runs; those whose script has ended go by themselves."""
+        finished = self._outcome is not None and self._outcome.code == 0
+        for signal_number, seconds in ((signal.SIGINT, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + seconds
-            while len(self._codes) < len(self._device_of) and time.monotonic() < deadline:
+            if not (finished and signal_number == signal.SIGINT):
+                for worker in (*self._workers.values(), *self._retired.values()):
+                    self._backend.kill(worker.pid, signal_number)
+            while (self._workers or self._retired) and time.monotonic() < deadline:
+                self._outcome = self._outcome or Outcome(1)
                 self._pump(0.05)
 
 
@@ -173,8 +357,8 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise LaunchError(
-            f"port {port} cannot be used: {error.strerror}. Another program, perhaps another job, listens there. Choose "
-            "another --port, or leave it out and a free one is taken."
+            f"port {port} cannot be used: {error.strerror}. Another program, perhaps another job, listens there. "
+            "Choose another --port, or leave it out and a free one is taken."
         ) from error
     listening.listen()
     return listening

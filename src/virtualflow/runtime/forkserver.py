@@ -13,15 +13,18 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from importlib import import_module
 from typing import Any, NoReturn
 
 from virtualflow.core.processes import die_with_parent
 from virtualflow.runtime.spec import WorkerSpec
 
+OUTLIVE_SECONDS = 60.0
+_workers: set[int] = set()
+
 
 def main() -> None:
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the coordinator's business
     connection = socket.socket(fileno=int(sys.argv[1]))
     worker = import_module("virtualflow.runtime.worker")
@@ -48,14 +51,25 @@ def main() -> None:
 def _handle(connection: socket.socket, worker: Any) -> None:
     message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     if not message:
-        sys.exit(0)  # the coordinator is gone; the kernel ends our workers
+        _outlive()
     request = json.loads(message)
     child = os.fork()
     if child == 0:
         _become_worker(request, descriptors, worker)
     for descriptor in descriptors:
         os.close(descriptor)
+    if "worker" in request:
+        _workers.add(child)
     _send(connection, {"started": child})
+
+
+def _outlive() -> NoReturn:
+    """The coordinator is gone: let the workers leave their checkpoint, and end with them."""
+    deadline = time.monotonic() + OUTLIVE_SECONDS
+    while _workers and time.monotonic() < deadline:
+        _reap(None)
+        time.sleep(0.02)
+    sys.exit(0)  # the kernel ends what is left
 
 
 def _become_worker(request: dict[str, Any], descriptors: list[int], worker: Any) -> NoReturn:
@@ -71,7 +85,7 @@ def _become_worker(request: dict[str, Any], descriptors: list[int], worker: Any)
         os.dup2(descriptors[1], 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        code = worker.run(WorkerSpec.from_json(request["worker"]))
+        code = worker.run(WorkerSpec.from_json(request["worker"]), descriptors[2])
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -79,7 +93,7 @@ def _become_worker(request: dict[str, Any], descriptors: list[int], worker: Any)
         os._exit(code)
 
 
-def _reap(connection: socket.socket) -> None:
+def _reap(connection: socket.socket | None) -> None:
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -91,7 +105,9 @@ def _reap(connection: socket.socket) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(ended.si_pid, signal.SIGKILL)
         _, status = os.waitpid(ended.si_pid, 0)
-        _send(connection, {"exited": ended.si_pid, "code": os.waitstatus_to_exitcode(status)})
+        _workers.discard(ended.si_pid)
+        if connection is not None:
+            _send(connection, {"exited": ended.si_pid, "code": os.waitstatus_to_exitcode(status)})
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -29,7 +29,11 @@ class LocalBackend:
 
     def __enter__(self) -> Self:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.environ | {"MKL_CBWR": "AUTO,STRICT", "OMP_NUM_THREADS": str(self._threads)}
+        environment = os.environ | {
+            "MKL_CBWR": "AUTO,STRICT",
+            "OMP_NUM_THREADS": str(self._threads),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # a lost peer is no news for the script's output
+        }
         self._server = subprocess.Popen(
             [sys.executable, "-m", "virtualflow.runtime.forkserver", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -53,8 +57,8 @@ class LocalBackend:
     def host_store(self, listening: socket.socket) -> int:
         return self._fork({"store": listening.getsockname()[1]}, [listening.fileno()])
 
-    def start(self, spec: WorkerSpec, stdout: int, stderr: int) -> int:
-        return self._fork({"worker": spec.to_json()}, [stdout, stderr])
+    def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
+        return self._fork({"worker": spec.to_json()}, [stdout, stderr, control])
 
     def exits(self, timeout_seconds: float = 0.0) -> list[Exit]:
         while not self._exits or timeout_seconds == 0.0:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Protocol
 
 
 class Sink(Protocol):
     """Takes what workers print."""
 
-    def write(self, device: str, stream: str, data: bytes) -> None: ...
+    def write(self, device: str, stream: str, data: bytes, *, lead: bool) -> None: ...
+    def close(self) -> None: ...
 
 
 class LeadOutput:
     """Passes on what the lead worker prints, byte by byte."""
 
-    def __init__(self, lead: str) -> None:
-        self._lead = lead
-
-    def write(self, device: str, stream: str, data: bytes) -> None:
-        if device == self._lead:
+    def write(self, device: str, stream: str, data: bytes, *, lead: bool) -> None:
+        if lead:
             _emit(stream, data)
+
+    def close(self) -> None: ...
 
 
 class Lines(ABC):
@@ -32,27 +33,58 @@ class Lines(ABC):
         self._unfinished: dict[tuple[str, str], bytes] = {}
 
     @abstractmethod
-    def line(self, device: str, stream: str, text: bytes) -> None: ...
+    def line(self, device: str, stream: str, text: bytes, *, lead: bool) -> None: ...
 
-    def write(self, device: str, stream: str, data: bytes) -> None:
+    def write(self, device: str, stream: str, data: bytes, *, lead: bool) -> None:
         *lines, rest = (self._unfinished.pop((device, stream), b"") + data).split(b"\n")
         for line in lines:
-            self.line(device, stream, line)
+            self.line(device, stream, line, lead=lead)
         if rest:
             self._unfinished[device, stream] = rest
 
     def close(self) -> None:
         """Pass on what did not end with a line's end."""
         for (device, stream), rest in self._unfinished.items():
-            self.line(device, stream, rest)
+            self.line(device, stream, rest, lead=False)
         self._unfinished.clear()
 
 
 class AllOutput(Lines):
     """Passes on every worker's lines, each behind its device."""
 
-    def line(self, device: str, stream: str, text: bytes) -> None:
+    def line(self, device: str, stream: str, text: bytes, *, lead: bool) -> None:
         _emit(stream, f"[{device}] ".encode() + text + b"\n")
+
+
+class Logged:
+    """Keeps what workers print in the job's folder, and passes it on to another sink."""
+
+    def __init__(self, folder: Path, then: Sink | None = None) -> None:
+        self._folder = folder
+        self._then = then
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, device: str, stream: str, data: bytes, *, lead: bool) -> None:
+        self._append(f"{device}.log", data)
+        if lead:
+            self._append(LEAD_LOG, data)
+        if self._then is not None:
+            self._then.write(device, stream, data, lead=lead)
+
+    def close(self) -> None:
+        if self._then is not None:
+            self._then.close()
+
+    def _append(self, name: str, data: bytes) -> None:
+        file = self._folder / name
+        if file.exists() and file.stat().st_size > LARGEST_LOG:
+            file.replace(file.with_suffix(".log.1"))
+        with file.open("ab") as log:
+            log.write(data)
+
+
+LEAD_LOG = "lead.log"
+LARGEST_LOG = 10 * 2**20  # then it becomes NAME.log.1, in place of an older one
 
 
 def _emit(stream: str, data: bytes) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from virtualflow.errors import PeerLostError
 
@@ -24,6 +29,9 @@ class TorchWork:
     def __init__(self, work: Any) -> None:
         self._work = work
 
+    def is_done(self) -> bool:
+        return bool(self._work.is_completed())
+
     def wait(self) -> None:
         try:
             self._work.wait()
@@ -31,19 +39,42 @@ class TorchWork:
             raise PeerLostError(
                 f"a worker of this job went away or is late: {str(error).splitlines()[0]}. If it was only slow, raise "
                 "`vf run --patience`."
-            ) from error
+            ) from None
 
 
 class TorchGroup:
-    """The workers of one generation: gloo for tensors on a CPU, NCCL for those on CUDA devices."""
+    """The workers of one generation: gloo for tensors on a CPU, NCCL for those on CUDA devices.
 
-    def __init__(self, store: Store, generation: int, rank: int, size: int, patience_seconds: float) -> None:
+    A lost peer raises at once only on its neighbours in the ring. ``cut_connections``, from any thread, makes it raise
+    everywhere: nothing that torch offers does.
+    """
+
+    def __init__(self, prefix: str, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         # A prefix of its own for each generation: with leftovers of the last one, forming a group hangs.
-        self._store = PrefixStore(f"generation/{generation}", store)
-        self._patience = timedelta(seconds=patience_seconds)
-        self._gloo = self._form_gloo()
+        self._prefix = prefix
+        self._before = _connected_sockets()
+        self._sockets: set[tuple[int, int]] | None = None  # known once the group is formed
+        self._cut = False
+        self._works: list[TorchWork] = []
+        self._gloo: Any = None
         self._nccl: Any = None
+
+    def form(self, host: str, port: int, patience_seconds: float) -> None:
+        """Meet the others."""
+        self._patience = timedelta(seconds=patience_seconds)
+        try:
+            store = TCPStore(host, port, is_master=False, timeout=self._patience)
+            self._store = PrefixStore(self._prefix, store)
+            options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+            options._timeout = self._patience
+            self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
+        except RuntimeError as error:
+            raise PeerLostError(f"could not form the group: {str(error).splitlines()[0]}") from None
+        self._sockets = _connected_sockets() - self._before
+        if self._cut:
+            self.cut_connections()
 
     def sum(self, tensor: Tensor) -> TorchWork:
         return self._all_reduce(tensor, dist.ReduceOp.SUM)
@@ -54,27 +85,49 @@ class TorchGroup:
     def gather(self, tensor: Tensor, into: list[Tensor]) -> TorchWork:
         return self._started(lambda: self._backend(tensor).allgather([into], [tensor]))
 
-    def broadcast(self, tensor: Tensor) -> TorchWork:
+    def broadcast(self, tensor: Tensor, source: int) -> TorchWork:
         options = dist.BroadcastOptions()
-        options.rootRank = 0
+        options.rootRank = source
         return self._started(lambda: self._backend(tensor).broadcast([tensor], options))
+
+    def cut_connections(self) -> None:
+        """Make every collective of this group fail, here and on the peers."""
+        self._cut = True
+        ours = self._sockets if self._sockets is not None else _connected_sockets() - self._before
+        # A descriptor's number may be another socket's by now, even a listening one's.
+        for descriptor, _ in ours & _connected_sockets():
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def break_off(self) -> None:
+        """Leave the group, and wait until none of its works can touch a buffer any more."""
+        self.cut_connections()
+        for work in self._works:
+            with contextlib.suppress(PeerLostError):
+                work.wait()
+        self._works.clear()
+        self._gloo = self._nccl = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.break_off()
 
     def _all_reduce(self, tensor: Tensor, operation: Any) -> TorchWork:
         options = dist.AllreduceOptions()
         options.reduceOp = operation
         return self._started(lambda: self._backend(tensor).allreduce([tensor], options))
 
-    def _started(self, start: Any) -> TorchWork:
+    def _started(self, start: Callable[[], Any]) -> TorchWork:
+        if self._cut or self._gloo is None:
+            raise PeerLostError("the group is broken")
         try:
-            return TorchWork(start())
+            work = TorchWork(start())
         except RuntimeError as error:
-            raise PeerLostError(f"a worker of this job went away: {str(error).splitlines()[0]}") from error
-
-    def _form_gloo(self) -> Any:
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
-        options._timeout = self._patience
-        return dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
+            raise PeerLostError(f"a worker of this job went away: {str(error).splitlines()[0]}") from None
+        self._works = [work, *(w for w in self._works if not w.is_done())]
+        return work
 
     def _backend(self, tensor: Tensor) -> Any:
         if not tensor.is_cuda:
@@ -86,10 +139,19 @@ class TorchGroup:
         return self._nccl
 
 
-def join(host: str, port: int, generation: int, rank: int, size: int, patience_seconds: float) -> TorchGroup:
-    """Connect to the job's store and form the group of *generation*."""
-    try:
-        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=patience_seconds))
-        return TorchGroup(store, generation, rank, size, patience_seconds)
-    except RuntimeError as error:
-        raise PeerLostError(f"could not join the job's group: {str(error).splitlines()[0]}") from error
+def _connected_sockets() -> set[tuple[int, int]]:
+    """The descriptors and inodes of this process's connected internet sockets.
+
+    Never a listening one: gloo ends the process if that is touched.
+    """
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError, ValueError):
+            descriptor = int(name)
+            status = os.fstat(descriptor)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
+                    found.add((descriptor, status.st_ino))
+    return found

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import runpy
 import signal
+import socket
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import torch
 
 from virtualflow.core import membership
-from virtualflow.core.mapping import Mapping, assign, spread
 from virtualflow.core.membership import Job
-from virtualflow.errors import ConfigError, PeerLostError, VirtualFlowError
-from virtualflow.runtime.rendezvous import TorchGroup, host_store, join
+from virtualflow.errors import ConfigError, CoordinatorLostError, PeerLostError, VirtualFlowError
+from virtualflow.runtime.member import Leave, Member
+from virtualflow.runtime.rendezvous import host_store
 from virtualflow.runtime.spec import Failure, WorkerSpec, failure_file
+from virtualflow.runtime.wire import Wire
 from virtualflow.train import trainer as _preloaded  # noqa: F401  (before the fork, so that a worker starts at once)
-from virtualflow.train.agreement import Agreement
 from virtualflow.train.seeding import pin_threads
 from virtualflow.train.step import is_out_of_memory
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """This worker's membership in a job started by ``vf run``."""
-
-    job: Job
-    device: str
-    devices: tuple[str, ...]
-    group: TorchGroup | None
-    owners: tuple[int, ...] | None
-
-    def mapping(self, virtual_nodes: int) -> Mapping:
-        if self.owners is not None:
-            return assign(self.owners, virtual_nodes, self.devices)
-        return spread(virtual_nodes, self.devices)
 
 
 def serve_store(listening: int, port: int) -> NoReturn:
@@ -49,30 +32,38 @@ def serve_store(listening: int, port: int) -> NoReturn:
         signal.pause()
 
 
-def run(spec: WorkerSpec) -> int:
+def run(spec: WorkerSpec, control: int) -> int:
     """Run the script as one worker of the job; return the process's exit code."""
     try:
-        member = _enter(spec)
+        member = _enter(spec, Wire(socket.socket(fileno=control)))
         membership.install(member)
+        signal.signal(signal.SIGTERM, lambda *_: member.leave_when_possible())
         code = _run_script(spec)
-        if code == 0 and member.group is not None:
-            _leave(member.group, spec)
+        if code == 0:
+            member.finish()
         atexit._run_exitfuncs()  # the process ends without returning to the interpreter that it was forked from
         return code
+    except Leave:
+        return 0
+    except CoordinatorLostError:
+        return 0  # the Trainer has left a checkpoint
     except BaseException as error:
         return _report(spec, error)
 
 
-def _enter(spec: WorkerSpec) -> Member:
+def _enter(spec: WorkerSpec, wire: Wire) -> Member:
     pin_threads(spec.threads_per_device)
     device_type = _claim_device(spec)
-    job = Job(spec.job_id, Path(spec.job_folder), spec.audit, spec.threads_per_device, device_type)
-    group = None
-    if len(spec.devices) > 1:
-        group = join(
-            spec.store_host, spec.store_port, spec.generation, spec.rank, len(spec.devices), spec.patience_seconds
-        )
-    return Member(job, spec.device, spec.devices, group, spec.owners)
+    job = Job(
+        spec.job_id,
+        Path(spec.job_folder),
+        spec.audit,
+        spec.threads_per_device,
+        device_type,
+        spec.checkpoint_every,
+        Path(spec.resume_from) if spec.resume_from else None,
+    )
+    return Member(spec, job, wire)
 
 
 def _claim_device(spec: WorkerSpec) -> str:
@@ -89,22 +80,22 @@ def _claim_device(spec: WorkerSpec) -> str:
 
 
 def _run_script(spec: WorkerSpec) -> int:
+    snapshot = Path(spec.job_folder, "snapshot")
     sys.argv = [spec.script, *spec.arguments]
-    sys.path[0] = str(Path(spec.script).resolve().parent)  # as under `python script.py`
+    # As under `python script.py`, but from the snapshot: what was edited since the job began does not count.
+    sys.path[:1] = [str(snapshot), str(Path(spec.script).resolve().parent)]
+    main = ModuleType("__main__")
+    main.__file__ = spec.script
+    sys.modules["__main__"] = main
     try:
-        runpy.run_path(spec.script, run_name="__main__")
+        source = (snapshot / Path(spec.script).name).read_bytes()
+        exec(compile(source, spec.script, "exec"), main.__dict__)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         print(end.code, file=sys.stderr)
         return 1
     return 0
-
-
-def _leave(group: TorchGroup, spec: WorkerSpec) -> None:
-    """Stay until the others are done: a worker that left early would break their last step."""
-    with contextlib.suppress(PeerLostError):  # the others left first, or have something else to do
-        Agreement(group, spec.devices).check("end of the script")
 
 
 def _report(spec: WorkerSpec, error: BaseException) -> int:

@@ -32,7 +32,7 @@ class Slot:
 
     @classmethod
     def like(cls, tensor: Tensor, start: int) -> Slot:
-        stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
+        stride = tensor.stride() if is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
         return cls(start, start + tensor.numel(), tensor.shape, stride, tensor.dtype)
 
     def shaped(self, flat: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class Accumulator:
         self._lanes[: len(values)] += values * values
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Whether *tensor* fills its memory without gaps or overlaps, so that strides alone tell the order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from virtualflow.core import faults
 from virtualflow.errors import CheckpointError
 
 FORMAT = "virtualflow checkpoint"
@@ -28,6 +29,7 @@ def write_atomically(path: Path, value: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             torch.save(value, file)
+            faults.reach("save")
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

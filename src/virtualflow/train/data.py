@@ -7,6 +7,7 @@ generators are shared between threads.
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,6 +182,7 @@ def _as_is(shard: Shard) -> Shard:
 
 def _start_loader_process(_: int) -> None:
     die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a worker's own handler is not for its helpers
     pin_threads(1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from virtualflow.core import faults
 from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch
 from virtualflow.errors import LossError
 from virtualflow.train.data import Feed, Request
 from virtualflow.train.loss import read_metric
-from virtualflow.train.scalars import share_numbers
+from virtualflow.train.peers import Peers
+from virtualflow.train.scalars import read_pairs, reduce_pairs
 from virtualflow.train.seeding import reseed
 from virtualflow.train.state import Buffers
 
@@ -43,53 +45,60 @@ class Pass:
         return [(place, shard) for place, shard in enumerate(self.shards) if shard.virtual_node in mine]
 
 
-def evaluate(
-    model: nn.Module, pass_: Pass, nodes: Sequence[int], feed: Feed, metric_fn: MetricFn, seed: int, group: Group | None
-) -> float:
-    """The mean of a metric: totals over weights, summed in the order of the dataset."""
-    mine = {place: read_metric(out) for place, out in _outputs(model, pass_, nodes, feed, metric_fn, seed)}
-    pairs = share_numbers(mine, len(pass_.shards), group)
-    weight = sum(weight for _, weight in pairs)
-    if weight == 0:
-        raise LossError("the weights that metric_fn returned add up to 0, so there is no mean to take")
-    return sum(total for total, _ in pairs) / weight
+Function = Callable[[nn.Module, Any], Any]
 
 
-def predict(
-    model: nn.Module,
-    pass_: Pass,
-    nodes: Sequence[int],
-    feed: Feed,
-    predict_fn: PredictFn,
-    seed: int,
-    group: Group | None,
-) -> Any:
-    """The model's outputs for every example, in the order of the dataset, on every worker."""
-    mine = {
-        place: _to_cpu(out, pass_.shards[place]) for place, out in _outputs(model, pass_, nodes, feed, predict_fn, seed)
-    }
-    everyone = _share(mine, group)
-    return _joined([everyone[place] for place in range(len(pass_.shards))])
+class Inference:
+    """Runs a function of the model over passes, together with the other workers."""
 
+    def __init__(self, model: nn.Module, seed: int, peers: Peers) -> None:
+        self._model = model
+        self._seed = seed
+        self._peers = peers
 
-def _outputs(
-    model: nn.Module,
-    pass_: Pass,
-    nodes: Sequence[int],
-    feed: Feed,
-    function: Callable[[nn.Module, Any], Any],
-    seed: int,
-) -> Iterator[tuple[int, Any]]:
-    shards = pass_.of(nodes)
-    feed.announce(shard for _, shard in shards)
-    buffers = Buffers(model)
-    with _in_eval_mode(model), torch.no_grad():
-        for place, request in shards:
-            shard = feed.take(request)
-            reseed(derive(seed, "inference", place))
-            yield place, function(model, shard.batch)
-            buffers.compare()
-            buffers.restore()
+    def evaluate(self, pass_: Pass, feed: Feed, metric_fn: MetricFn, global_step: int) -> float:
+        """The mean of a metric: totals over weights, summed in the order of the dataset."""
+        mine: dict[int, tuple[float, float]] = {}
+
+        def attempt() -> Tensor:
+            calls = self._peers.announce("evaluate", global_step, len(pass_.shards))
+            for place, output in self._outputs(pass_, mine, feed, metric_fn):
+                mine[place] = read_metric(output)
+            calls.check()
+            return reduce_pairs(mine, len(pass_.shards), self._peers.group)
+
+        pairs = read_pairs(self._peers.agree(attempt))
+        weight = sum(weight for _, weight in pairs)
+        if weight == 0:
+            raise LossError("the weights that metric_fn returned add up to 0, so there is no mean to take")
+        return sum(total for total, _ in pairs) / weight
+
+    def predict(self, pass_: Pass, feed: Feed, predict_fn: PredictFn, global_step: int) -> Tensor:
+        """The model's outputs for every example, on every worker, packed for ``unpack``."""
+        mine: dict[int, Any] = {}
+
+        def attempt() -> Tensor:
+            calls = self._peers.announce("predict", global_step, len(pass_.shards))
+            for place, output in self._outputs(pass_, mine, feed, predict_fn):
+                mine[place] = _to_cpu(output, pass_.shards[place])
+            calls.check()
+            return _packed(mine, self._peers.group)
+
+        return self._peers.agree(attempt)
+
+    def _outputs(self, pass_: Pass, done: Container[int], feed: Feed, function: Function) -> Iterator[tuple[int, Any]]:
+        # After the loss of a worker only what is missing is computed.
+        shards = [(place, shard) for place, shard in pass_.of(self._peers.nodes) if place not in done]
+        feed.announce(shard for _, shard in shards)
+        buffers = Buffers(self._model)
+        with _in_eval_mode(self._model), torch.no_grad():
+            for place, request in shards:
+                faults.reach("evaluate")
+                shard = feed.take(request)
+                reseed(derive(self._seed, "inference", place))
+                yield place, function(self._model, shard.batch)
+                buffers.compare()
+                buffers.restore()
 
 
 @contextmanager
@@ -131,23 +140,34 @@ def _to_cpu(value: Any, request: Request) -> Any:
     )
 
 
-def _share(mine: dict[int, Any], group: Group | None) -> dict[int, Any]:
-    if group is None:
-        return mine
+def _packed(mine: dict[int, Any], group: Group | None) -> Tensor:
+    """Every worker's outputs as bytes, one worker's after another's: the length of each, then itself."""
     buffer = io.BytesIO()
     torch.save(mine, buffer)
     packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(group.size)]
-    group.gather(torch.tensor([len(packed)]), sizes).wait()
-    longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
+    length = torch.tensor([len(packed)])
+    if group is None:
+        return torch.cat([length.view(torch.uint8), packed])
+    lengths = [torch.empty_like(length) for _ in range(group.size)]
+    group.gather(length, lengths).wait()
+    padded = torch.zeros(max(int(each) for each in lengths), dtype=torch.uint8)
     padded[: len(packed)] = packed
     parts = [torch.empty_like(padded) for _ in range(group.size)]
     group.gather(padded, parts).wait()
+    pieces = [(each.view(torch.uint8), part[: int(each)]) for each, part in zip(lengths, parts, strict=True)]
+    return torch.cat([piece for pair in pieces for piece in pair])
+
+
+def unpack(packed: Tensor, pass_: Pass) -> Any:
+    """The outputs that ``predict`` has packed, in the order of the dataset."""
+    contents = packed.numpy().tobytes()
     everyone: dict[int, Any] = {}
-    for part, size in zip(parts, sizes, strict=True):
-        everyone |= torch.load(io.BytesIO(part[: int(size)].numpy().tobytes()), weights_only=True)
-    return everyone
+    start = 0
+    while start < len(contents):
+        end = start + 8 + int.from_bytes(contents[start : start + 8], "little")
+        everyone |= torch.load(io.BytesIO(contents[start + 8 : end]), weights_only=True)
+        start = end
+    return _joined([everyone[place] for place in range(len(pass_.shards))])
 
 
 def _joined(parts: list[Any]) -> Any:

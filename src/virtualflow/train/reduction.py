@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from virtualflow.core import faults
 from virtualflow.core.membership import Group, Work
 from virtualflow.errors import ConfigError
 from virtualflow.train.allocator import keep_freed_memory
@@ -31,14 +32,12 @@ class Reduction(ABC):
 
     normalises: bool  # whether a mean loss is scaled before its backward, so that no division has to follow
 
-    def __init__(
-        self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int, group: Group | None
-    ) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int) -> None:
         self.names = [*parameters, *(buffer.name for buffer in buffers.all)]
         self.witness: Witness | None = None  # sees every gradient and buffer change of every virtual node
         self._parameters = list(parameters.values())
         self._buffers = buffers
-        self._group = group
+        self._group: Group | None = None
         self.buffer_sums = Sums([b.tensor for b in buffers.all], virtual_nodes, exact=not self.normalises)
         keep_freed_memory()
         self._watched: set[int] = set()
@@ -47,8 +46,9 @@ class Reduction(ABC):
         self._arrived: set[int] = set()
         self._unclean = 0
 
-    def begin(self) -> None:
-        """Forget the last attempt."""
+    def begin(self, group: Group | None) -> None:
+        """Forget the last attempt; sums will be those of all workers of *group*."""
+        self._group = group
         for index, parameter in enumerate(self._parameters):
             parameter.grad = None
             if parameter.requires_grad and index not in self._watched:
@@ -134,6 +134,7 @@ class Reduction(ABC):
                 "with use_reentrant=False."
             )
         self._arrived.add(index)
+        faults.reach("backward")
         if self.witness is not None:
             self.witness(self.names[index], gradient)
         self._take(index, gradient)
@@ -144,15 +145,13 @@ class ExactReduction(Reduction):
 
     normalises = False
 
-    def __init__(
-        self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int, group: Group | None
-    ) -> None:
-        super().__init__(parameters, buffers, virtual_nodes, group)
+    def __init__(self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int) -> None:
+        super().__init__(parameters, buffers, virtual_nodes)
         self.gradient_sums = Sums(list(parameters.values()), virtual_nodes, exact=True)
         self._buckets = Buckets([], self._launch)
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, group: Group | None) -> None:
+        super().begin(group)
         if self.gradient_sums.begin():
             sizes = [8 * self._parameters[index].numel() for index in self.gradient_sums.order]
             self._buckets = Buckets(cut(sizes), self._launch)
@@ -160,7 +159,9 @@ class ExactReduction(Reduction):
 
     def _launch(self, bucket: range) -> Work:
         assert self._group is not None
-        return self._group.sum(self.gradient_sums.complete(bucket))
+        work = self._group.sum(self.gradient_sums.complete(bucket))
+        faults.reach("bucket")
+        return work
 
     def _take(self, index: int, gradient: Tensor) -> None:
         # Summed while it is still in the cache, and freed: there is never a whole set of gradients beside the sums.
@@ -194,18 +195,16 @@ class FastReduction(Reduction):
 
     normalises = True
 
-    def __init__(
-        self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int, group: Group | None
-    ) -> None:
-        super().__init__(parameters, buffers, virtual_nodes, group)
+    def __init__(self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int) -> None:
+        super().__init__(parameters, buffers, virtual_nodes)
         self._order: list[int] = []
         self._item: dict[int, int] = {}
         self._buckets = Buckets([], self._launch)
         self._sent: list[tuple[range, Tensor]] = []
         self._produced: set[int] = set()
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, group: Group | None) -> None:
+        super().begin(group)
         self._produced.clear()
         if len(self._order) != len(self._watched):
             self._order = sorted(self._watched, reverse=True)

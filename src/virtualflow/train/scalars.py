@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from virtualflow.core.membership import Group
 
@@ -45,24 +46,44 @@ class StepScalars:
         return sum(node.weight for node in self.nodes.values())
 
 
-def reduce_scalars(
-    mine: dict[int, NodeScalars], peaks: list[int], virtual_nodes: int, group: Group | None
-) -> StepScalars:
-    """Combine what the workers' virtual nodes report."""
-    if group is None:
-        return StepScalars(dict(sorted(mine.items())), peaks)
+def reduce_scalars(mine: dict[int, NodeScalars], peaks: list[int], virtual_nodes: int, group: Group | None) -> Tensor:
+    """Combine what the workers' virtual nodes report, packed for ``read_scalars``."""
     slots = [_ABSENT] * (_FIELDS * virtual_nodes)
     for node, scalars in mine.items():
         slots[_FIELDS * node : _FIELDS * (node + 1)] = _encode(scalars)
-    packed = torch.tensor(slots + peaks, dtype=torch.int64)
-    group.max(packed).wait()
-    reduced = packed.tolist()
+    return _reduced(slots + peaks, group)
+
+
+def read_scalars(packed: Tensor, virtual_nodes: int) -> StepScalars:
+    """What ``reduce_scalars`` has packed."""
+    numbers = packed.tolist()
     nodes = {
-        node: _decode(reduced[_FIELDS * node : _FIELDS * (node + 1)])
+        node: _decode(numbers[_FIELDS * node : _FIELDS * (node + 1)])
         for node in range(virtual_nodes)
-        if reduced[_FIELDS * node + 2] != _ABSENT
+        if numbers[_FIELDS * node + 2] != _ABSENT
     }
-    return StepScalars(nodes, reduced[_FIELDS * virtual_nodes :])
+    return StepScalars(nodes, numbers[_FIELDS * virtual_nodes :])
+
+
+def reduce_pairs(mine: dict[int, tuple[float, float]], count: int, group: Group | None) -> Tensor:
+    """Pairs of numbers, of which each worker has some, packed for ``read_pairs``."""
+    slots = [_ABSENT] * (2 * count)
+    for index, (one, other) in mine.items():
+        slots[2 * index : 2 * index + 2] = _float_bits(one), _float_bits(other)
+    return _reduced(slots, group)
+
+
+def read_pairs(packed: Tensor) -> list[tuple[float, float]]:
+    """What ``reduce_pairs`` has packed, in order."""
+    numbers = [_bits_float(bits) for bits in packed.tolist()]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _reduced(slots: list[int], group: Group | None) -> Tensor:
+    packed = torch.tensor(slots, dtype=torch.int64)
+    if group is not None:
+        group.max(packed).wait()
+    return packed
 
 
 def _encode(scalars: NodeScalars) -> list[int]:
@@ -79,19 +100,6 @@ def _encode(scalars: NodeScalars) -> list[int]:
 def _decode(fields: list[int]) -> NodeScalars:
     total, weight, ids, integers, unclean, is_mean = fields
     return NodeScalars(_bits_float(total), _bits_float(weight), ids, integers, unclean, bool(is_mean))
-
-
-def share_numbers(mine: dict[int, tuple[float, float]], count: int, group: Group | None) -> list[tuple[float, float]]:
-    """Pairs of numbers, of which each worker has some, in order and on every worker."""
-    if group is None:
-        return [mine[index] for index in range(count)]
-    slots = [_ABSENT] * (2 * count)
-    for index, (one, other) in mine.items():
-        slots[2 * index : 2 * index + 2] = _float_bits(one), _float_bits(other)
-    packed = torch.tensor(slots, dtype=torch.int64)
-    group.max(packed).wait()
-    numbers = [_bits_float(bits) for bits in packed.tolist()]
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _float_bits(value: float) -> int:

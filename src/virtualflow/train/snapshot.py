@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,11 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from virtualflow.core import faults
 from virtualflow.core.grid import Grid
+from virtualflow.core.membership import Group
 from virtualflow.errors import CheckpointError
+from virtualflow.train.accumulate import is_dense
 from virtualflow.train.reduction import ExactReduction, Reduction
 from virtualflow.train.state import named_buffers, named_parameters, plain_name
 from virtualflow.train.sums import Sums
+
+SMALL_BYTES = 1 << 20  # tensors below this travel together
+_TENSOR = "a tensor of the state"
 
 
 @dataclass(slots=True)
@@ -89,6 +96,71 @@ def put(live: Live, saved: dict[str, Any]) -> Position:
     for kind, sums in _sums(live.reduction):
         sums.grids = {index: Grid(exponent) for index, exponent in saved["grids"].get(kind, {}).items()}
     return Position(**saved["position"])
+
+
+def send(contents: dict[str, Any], group: Group) -> None:
+    """Give *contents* to the other workers of *group*; this one is its first."""
+    tensors: list[Tensor] = []
+    buffer = io.BytesIO()
+    torch.save(_hollow(contents, tensors), buffer)
+    plan = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    group.broadcast(torch.tensor([len(plan)]), 0).wait()
+    group.broadcast(plan, 0).wait()
+    faults.reach("send state")
+    _broadcast([_memory_of(tensor) for tensor in tensors], group)
+
+
+def receive(group: Group) -> dict[str, Any]:
+    """What the first worker of *group* sends, whole: nothing of this worker's is touched yet."""
+    size = torch.empty(1, dtype=torch.int64)
+    group.broadcast(size, 0).wait()
+    plan = torch.empty(int(size), dtype=torch.uint8)
+    group.broadcast(plan, 0).wait()
+    faults.reach("receive state")
+    tensors: list[Tensor] = []
+    contents: dict[str, Any] = _filled(torch.load(io.BytesIO(plan.numpy().tobytes()), weights_only=True), tensors)
+    _broadcast([_memory_of(tensor) for tensor in tensors], group)
+    return contents
+
+
+def _broadcast(memories: list[Tensor], group: Group) -> None:
+    large = [memory for memory in memories if memory.numel() >= SMALL_BYTES]
+    small = [memory for memory in memories if 0 < memory.numel() < SMALL_BYTES]
+    together = torch.cat(small) if small else torch.empty(0, dtype=torch.uint8)
+    for work in [group.broadcast(memory, 0) for memory in [*large, together]]:
+        work.wait()
+    for memory, arrived in zip(small, together.split([len(memory) for memory in small]), strict=True):
+        memory.copy_(arrived)
+
+
+def _hollow(value: Any, tensors: list[Tensor]) -> Any:
+    """*value* with a description in place of each tensor; the tensors themselves are appended to *tensors*."""
+    if isinstance(value, Tensor):
+        dense = value.detach() if is_dense(value) else value.detach().contiguous()
+        tensors.append(dense)
+        return (_TENSOR, str(dense.dtype).removeprefix("torch."), list(dense.shape), list(dense.stride()))
+    if isinstance(value, dict):
+        return {key: _hollow(item, tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_hollow(item, tensors) for item in value)
+    return value
+
+
+def _filled(value: Any, tensors: list[Tensor]) -> Any:
+    """The inverse of ``_hollow``, with new tensors that hold nothing yet."""
+    if isinstance(value, tuple) and value and value[0] == _TENSOR:
+        _, dtype, shape, stride = value
+        tensors.append(torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)))
+        return tensors[-1]
+    if isinstance(value, dict):
+        return {key: _filled(item, tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_filled(item, tensors) for item in value)
+    return value
+
+
+def _memory_of(dense: Tensor) -> Tensor:
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _sums(reduction: Reduction) -> Iterable[tuple[str, Sums]]:

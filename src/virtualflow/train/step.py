@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from virtualflow.core.membership import Group
+from virtualflow.core import faults
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import GlobalBatch
 from virtualflow.errors import DeviceMemoryError, HiddenStateError, LossError, NonFiniteError
-from virtualflow.train.agreement import Agreement
 from virtualflow.train.audit import Audit
 from virtualflow.train.data import Feed, Request, Shard
 from virtualflow.train.loss import Loss, read_loss
+from virtualflow.train.peers import Peers
 from virtualflow.train.reduction import Reduction
-from virtualflow.train.scalars import NodeScalars, StepScalars, reduce_scalars
+from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
 from virtualflow.train.seeding import reseed
 from virtualflow.train.state import Buffers
 
@@ -60,8 +60,7 @@ class StepRunner:
         buffers: Buffers,
         settings: StepSettings,
         grad_scaler: torch.amp.GradScaler | None,
-        group: Group | None,
-        agreement: Agreement,
+        peers: Peers,
         audit: Audit | None,
     ) -> None:
         self._model = model
@@ -71,21 +70,17 @@ class StepRunner:
         self._buffers = buffers
         self._settings = settings
         self._scaler = grad_scaler
-        self._group = group
-        self._agreement = agreement
+        self._peers = peers
         self._audit = audit
 
-    def run(self, batch: GlobalBatch, global_step: int, nodes: Sequence[int], feed: Feed) -> StepResult:
-        """Run one step on *batch*, of which this worker computes *nodes*."""
-        # Compared while the waves run, before anything is reduced: no extra round trip.
-        calls = self._agreement.begin("step", global_step, derive(0, batch.epoch, batch.step))
-        busy = [node for node in nodes if len(batch.shards[node])]
+    def run(self, batch: GlobalBatch, global_step: int, feed: Feed) -> StepResult:
+        """Run one step on *batch*, together with the other workers."""
         self._buffers.hold()
         for attempt in range(MAX_ATTEMPTS):
             attempt_at = _Attempt(batch, global_step, attempt)
-            if self._audit is not None and attempt == 0:
-                self._rehearse(attempt_at, busy, feed)
-            scalars = self._attempt(attempt_at, busy, feed, calls.check)
+            packed = self._peers.agree(lambda: self._attempt(attempt_at, feed))  # noqa: B023  (called at once)
+            faults.reach("after the scalars")
+            scalars = read_scalars(packed, self._settings.virtual_nodes)
             if self._reduction.accept(scalars.peaks):
                 break
         else:
@@ -95,24 +90,34 @@ class StepRunner:
             )
         return self._commit(attempt_at, scalars)
 
-    def _attempt(
-        self, attempt: _Attempt, busy: Sequence[int], feed: Feed, before_sending: Callable[[], None]
-    ) -> StepScalars:
-        self._reduction.begin()
+    def abandon(self) -> None:
+        """Undo what an unfinished attempt has left: only committed steps count."""
+        self._buffers.compare()
+        self._buffers.restore()
+
+    def _attempt(self, attempt: _Attempt, feed: Feed) -> Tensor:
+        batch = attempt.batch
+        self.abandon()  # the last attempt may have ended in the middle of a virtual node
+        # Compared while the waves run, before anything is reduced: no extra round trip.
+        calls = self._peers.announce("step", attempt.global_step, derive(0, batch.epoch, batch.step))
+        busy = [node for node in self._peers.nodes if len(batch.shards[node])]
+        if self._audit is not None and attempt.number == 0:
+            self._rehearse(attempt, busy, feed)
+        self._reduction.begin(self._peers.group)
         mine: dict[int, NodeScalars] = {}
         for node in busy:
-            last = node == busy[-1]
-            mine[node] = self._run_node(attempt, node, feed, before_sending if last else None)
+            mine[node] = self._run_node(attempt, node, feed, calls.check if node == busy[-1] else None)
         if not busy:
-            before_sending()
+            calls.check()
         self._reduction.flush()
+        faults.reach("before the scalars")
         # Last, and only by a worker that holds all sums: whoever completes this knows that everyone holds them.
-        return reduce_scalars(mine, self._reduction.peaks(), self._settings.virtual_nodes, self._group)
+        return reduce_scalars(mine, self._reduction.peaks(), self._settings.virtual_nodes, self._peers.group)
 
     def _rehearse(self, attempt: _Attempt, busy: Sequence[int], feed: Feed) -> None:
         """Run the virtual nodes once in another order, for the audit to compare."""
         assert self._audit is not None
-        self._reduction.begin()
+        self._reduction.begin(self._peers.group)
         self._audit.rehearsal()
         for node in reversed(busy):
             self._run_node(attempt, node, feed, None)
@@ -128,6 +133,7 @@ class StepRunner:
         if self._audit is not None:
             self._audit.begin_node(self._reduction, attempt.global_step, node)
         try:
+            faults.reach("forward")
             loss = self._forward(shard, attempt.global_step)
             if before_sending is not None:
                 before_sending()
@@ -176,7 +182,9 @@ class StepRunner:
         norm = self._reduction.finish(scalars.peaks, weight, attempt.batch.examples)
         seed = self._settings.seed
         reseed(derive(seed, "update", attempt.global_step))  # some optimizers draw noise
+        faults.reach("optimizer")
         norm = self._update(norm)
+        faults.reach("after the commit")
         reseed(derive(seed, "after", attempt.global_step))
         ids = tuple(node.ids for node in scalars.nodes.values())
         return StepResult(scalars.total / scalars.weight, norm, ids, attempt.number + 1, accumulator)
@@ -273,5 +281,5 @@ def _memory_advice(node: int, examples: int, global_step: int, error: BaseExcept
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
         f"out of memory in step {global_step}, virtual node {node} with {examples} example(s): {reason}. A device "
-        "holds one virtual node at a time, so more virtual nodes (smaller ones) need less memory, for the same batch size."
+        "holds one virtual node at a time, so more virtual nodes (smaller ones) need less memory for the same batch."
     )

@@ -14,9 +14,10 @@ from torch import nn
 
 from virtualflow.core import membership as memberships
 from virtualflow.core.certificate import EMPTY_CHAIN, extend_chain
+from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes, sampled, shuffled
-from virtualflow.errors import CheckpointError, ConfigError, ReplicaError
+from virtualflow.errors import CheckpointError, ConfigError, CoordinatorLostError, ReplicaError
 from virtualflow.events import (
     STREAM,
     EpochEnded,
@@ -24,14 +25,16 @@ from virtualflow.events import (
     Evaluated,
     EventLog,
     Loaded,
+    Regrouped,
     RunStarted,
     Saved,
     StepDone,
 )
 from virtualflow.train import certificate, checkpoint, checks, inference, snapshot
-from virtualflow.train.agreement import Agreement
 from virtualflow.train.audit import Audit
 from virtualflow.train.data import Collate, Dataset, Feed, Request, length_of
+from virtualflow.train.peers import Peers
+from virtualflow.train.recorded import Recorded
 from virtualflow.train.reduction import ExactReduction, FastReduction
 from virtualflow.train.seeding import make_deterministic, pin_threads, seeded
 from virtualflow.train.snapshot import Live, Position
@@ -77,8 +80,7 @@ class Trainer:
     ) -> None:
         self._sizes = node_sizes(batch_size, virtual_nodes)
         self._membership = memberships.current()
-        self._mapping = self._membership.mapping(len(self._sizes))
-        self._nodes = self._mapping.nodes_of(self._membership.device)
+        self._membership.mapping(len(self._sizes))  # refuses too many devices before anything else is done
         checks.check_choices(reduction, on_nan, loader_workers, clip_grad_norm)
         checks.check_model(model)
         checks.check_optimizer(optimizer, model)
@@ -90,14 +92,13 @@ class Trainer:
         self._sampler = sampler
         self._drop_last = drop_last
         self._loader_workers = loader_workers
-        self._group = self._membership.group
-        self._agreement = Agreement(self._group, self._membership.devices)
-        self._agreement.check("Trainer", 0, derive(0, reduction, on_nan, repr(self._sizes), repr(seed)))
-        self._seed = self._choose_seed(seed)
+        self._peers = Peers(self._membership, len(self._sizes))
+        self._recorded = Recorded(self._membership)
+        self._seed = self._choose_seed(seed, derive(0, reduction, on_nan, repr(self._sizes), repr(seed)))
         self._share_initial_model(model)
         buffers = Buffers(model)
         kind = ExactReduction if reduction == "exact" else FastReduction
-        reducer = kind(named_parameters(model), buffers, len(self._sizes), self._group)
+        reducer = kind(named_parameters(model), buffers, len(self._sizes))
         self._live = Live(model, optimizer, reducer, tuple(state), grad_scaler)
         self._runner = StepRunner(
             model,
@@ -106,22 +107,25 @@ class Trainer:
             buffers,
             StepSettings(loss_fn, self._seed, len(self._sizes), clip_grad_norm, on_nan),
             grad_scaler,
-            self._group,
-            self._agreement,
+            self._peers,
             Audit() if self._membership.job.audit else None,
         )
+        self._inference = inference.Inference(model, self._seed, self._peers)
         self._position = Position(chain=EMPTY_CHAIN)
         self._in_epochs = False
         self._pass_begun = False
         self._feed: Feed | None = None
         self._feed_dataset: Dataset | None = None
-        self._events = EventLog(self._new_stream() if self.is_lead else None)
-        self._write_facts(batch_size, reduction)
+        self._fed_generation = -1
+        self._told_generation = 0
+        self._events = EventLog(self._stream(), lambda: self.is_lead)
+        if not self._membership.joining:
+            self._write_facts(reduction)
 
     @property
     def is_lead(self) -> bool:
         """Whether this worker is the one to print and write files."""
-        return self._group is None or self._group.rank == 0
+        return self._peers.is_lead
 
     @property
     def global_step(self) -> int:
@@ -135,10 +139,15 @@ class Trainer:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs up to *count* that are still to do: after ``load``, those after the checkpoint."""
+        if self._membership.joining:
+            self._membership.join(self._receive_state)
+        elif self._membership.job.resume_from is not None and self.global_step == 0:
+            self.load(self._membership.job.resume_from)
         for epoch in range(self._position.next_epoch, count):
             if epoch != self._position.epoch or self._position.finished:
                 self._position.epoch, self._position.step, self._position.finished = epoch, 0, False
             self._in_epochs, self._pass_begun = True, False
+            self._recorded.new_section()
             self._epochs_in_all = count
             yield epoch
             self._position.finished = True
@@ -156,10 +165,12 @@ class Trainer:
         epoch = self._epoch_of(dataset)
         feed = self._feed_for(dataset)
         first = self._position.step
-        feed.announce(self._requests(epoch, first))
+        self._recorded.in_pass = True
+        self._fed_generation = -1
         self._events.write(EpochStarted(epoch.number, self._epochs_in_all, epoch.steps, first))
         try:
             for step in range(first, epoch.steps):
+                self._cross_boundary(epoch, step, feed)
                 yield epoch.batch(step)
             self._close_epoch(epoch)
         finally:
@@ -173,7 +184,13 @@ class Trainer:
                 "yields: indices, from which each device loads its own shards."
             )
         started = time.perf_counter()
-        result = self._runner.run(batch, self.global_step, self._nodes, self._feed)
+        try:
+            result = self._runner.run(batch, self.global_step, self._feed)
+        except CoordinatorLostError:
+            self._runner.abandon()
+            if self.is_lead:
+                self._keep(self._automatic())
+            raise
         self._record(batch, result, time.perf_counter() - started)
         return result.loss
 
@@ -208,21 +225,14 @@ class Trainer:
 
     def evaluate(self, dataset: Dataset, metric_fn: inference.MetricFn) -> float:
         """The mean of a metric over *dataset*; ``metric_fn(model, batch)`` returns ``(total, weight)``."""
-        length = length_of(dataset, "evaluate")
-        self._agreement.check("evaluate", self.global_step, length)
-        pass_ = inference.Pass(length, self._sizes)
-        with self._new_feed(dataset) as feed:
-            value = inference.evaluate(self._live.model, pass_, self._nodes, feed, metric_fn, self._seed, self._group)
-        self._events.write(Evaluated(self.global_step, value))
-        return value
+        return float(self._recorded(lambda: self._evaluate(dataset, metric_fn)))
 
     def predict(self, dataset: Dataset, predict_fn: inference.PredictFn = inference.default_predict) -> Any:
         """The model's outputs for every example of *dataset*, in its order, on every worker."""
-        length = length_of(dataset, "predict")
-        self._agreement.check("predict", self.global_step, length)
-        pass_ = inference.Pass(length, self._sizes)
+        pass_ = inference.Pass(length_of(dataset, "predict"), self._sizes)
         with self._new_feed(dataset) as feed:
-            return inference.predict(self._live.model, pass_, self._nodes, feed, predict_fn, self._seed, self._group)
+            packed = self._recorded(lambda: self._inference.predict(pass_, feed, predict_fn, self.global_step))
+        return inference.unpack(packed, pass_)
 
     def digest(self) -> str:
         """sha256 over the model, its buffers and the optimizer's state."""
@@ -233,27 +243,28 @@ class Trainer:
 
         A save inside the loop over ``batches`` resumes at the next step; one after it counts the epoch as finished.
         """
-        contents = {"job": self._job_facts(), **snapshot.take(self._live, self._position)}
-        self._write_once("save", Path(path), lambda: checkpoint.write(Path(path), contents))
-        self._events.write(Saved(self.global_step, str(path)))
+        self._recorded(lambda: self._save(Path(path)))
 
     def load(self, path: str | Path, *, force: bool = False) -> None:
         """Go on from a checkpoint. *force* takes the state of a job with another seed or batch into this one."""
         path = Path(path)
-        self._agreement.check("load", self.global_step)
+        if self._membership.joining:
+            return  # the job has long gone on from there
         contents = checkpoint.read(path)
         if not force:
             checkpoint.check_same_job(path, contents["job"], self._job_facts())
         elif contents["job"].get("node_sizes") != self._job_facts()["node_sizes"]:
             contents["grids"] = {}
         self._position = snapshot.put(self._live, contents)
-        self._check_replicas("after load")
+        self._recorded.replay(contents["results"] if self._position.step and not self._position.finished else [])
+        self._check_replicas("load", "after load")
         self._events.write(Loaded(self.global_step, str(path), self._position.chain))
 
     def export(self, path: str | Path) -> None:
         """Write the model's plain ``state_dict``, for use without VirtualFlow."""
         model = getattr(self._live.model, "_orig_mod", self._live.model)
-        self._write_once("export", Path(path), lambda: checkpoint.write_atomically(Path(path), model.state_dict()))
+        write = lambda: checkpoint.write_atomically(Path(path), model.state_dict())  # noqa: E731
+        self._recorded(lambda: self._write_once("export", Path(path), write))
 
     def _prepare_device(self, model: nn.Module, reduction: str) -> torch.device:
         if self._membership.job.device_type == "cuda":
@@ -265,19 +276,22 @@ class Trainer:
             make_deterministic(device)
         return device
 
-    def _choose_seed(self, seed: int | None) -> int:
+    def _choose_seed(self, seed: int | None, arguments: int) -> int:
         told = seeded()
+        resumed = self._membership.job.resume_from
         if seed is not None or told is not None:
-            return seed if seed is not None else told.seed if told is not None else 0
-        return self._agreement.from_lead(secrets.randbits(32))
+            chosen = seed if seed is not None else told.seed if told is not None else 0
+        else:
+            chosen = checkpoint.read(resumed)["job"]["seed"] if resumed is not None else secrets.randbits(32)
+        return int(self._recorded(lambda: self._peers.from_lead("Trainer", 0, lambda: chosen, arguments)))
 
     def _share_initial_model(self, model: nn.Module) -> None:
-        if seeded() is None and self._group is not None:
-            for tensor in tensors_in([dict(model.named_parameters()), dict(model.named_buffers())]):
-                self._group.broadcast(tensor.detach()).wait()
+        if seeded() is None and not self._membership.joining:
+            tensors = list(tensors_in([dict(model.named_parameters()), dict(model.named_buffers())]))
+            self._peers.share("Trainer", tensors)
 
-    def _write_facts(self, batch_size: int, reduction: str) -> None:
-        self._check_replicas("at the start, although vf.seed was called")
+    def _write_facts(self, reduction: str) -> None:
+        self._check_replicas("Trainer", "at the start, although vf.seed was called")
         facts = {
             **certificate.environment(self._device),
             "reduction": reduction,
@@ -285,17 +299,80 @@ class Trainer:
             "seeded": seeded() is not None,
             "initial_digest": self.digest(),
         }
-        devices, mapping = list(self._membership.devices), list(self._mapping.devices)
-        self._events.write(RunStarted(facts, devices, mapping, self._mapping.waves))
+        devices, mapping = self._membership.devices, self._membership.mapping(len(self._sizes))
+        self._events.write(RunStarted(facts, list(devices), list(mapping.devices), mapping.waves))
 
     def _job_facts(self) -> dict[str, Any]:
         sizes = self._sizes
         return {"seed": self._seed, "batch_size": sum(sizes), "virtual_nodes": len(sizes), "node_sizes": list(sizes)}
 
-    def _new_stream(self) -> Path:
-        folder = self._membership.job.folder
-        number = len(list(folder.glob("events*.jsonl"))) + 1
-        return folder / (STREAM if number == 1 else f"events-{number}.jsonl")
+    def _stream(self) -> Path:
+        number = self._membership.new_trainer(len(self._sizes), self._peers)
+        return self._membership.job.folder / (STREAM if number == 1 else f"events-{number}.jsonl")
+
+    def _cross_boundary(self, epoch: Epoch, step: int, feed: Feed) -> None:
+        """Between two steps: the one place where membership changes by plan."""
+        if self._membership.must_stop:
+            if self.is_lead:
+                self._keep(self._automatic())
+            self._membership.stop()
+        every = self._membership.job.checkpoint_every
+        if every and self.is_lead and self.global_step and self.global_step % every == 0:
+            self._keep(self._automatic())
+        if self._membership.change_is_due:
+            self._peers.change(self._send_state)
+        self._tell_of_changes()
+        if self._fed_generation != self._membership.generation:
+            feed.announce(self._requests(epoch, step))
+            self._fed_generation = self._membership.generation
+
+    def _tell_of_changes(self) -> None:
+        current = self._membership.generation
+        if current == self._told_generation:
+            return
+        pauses = {g: p for g, p in self._membership.pauses.items() if self._told_generation < g <= current}
+        for generation, pause in pauses.items():
+            devices = list(self._membership.devices)
+            self._events.write(
+                Regrouped(generation, self.global_step, devices, {k: round(v, 3) for k, v in pause.items()})
+            )
+        self._told_generation = current
+
+    def _automatic(self) -> Path:
+        return self._membership.job.folder / "checkpoints" / f"step-{self.global_step:09d}.pt"
+
+    def _keep(self, path: Path) -> None:
+        """Write an automatic checkpoint, if nobody has yet, and drop all but the last two."""
+        if not path.exists():
+            checkpoint.write(path, self._contents())
+        for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
+            old.unlink(missing_ok=True)
+
+    def _contents(self) -> dict[str, Any]:
+        results = {"results": self._recorded.section}
+        return {"job": self._job_facts(), **snapshot.take(self._live, self._position), **results}
+
+    def _send_state(self, group: Group) -> None:
+        contents = snapshot.take(self._live, self._position)
+        contents |= {"agreements": self._peers.agreements, "results": self._recorded.section}
+        snapshot.send(contents, group)
+
+    def _receive_state(self, group: Group) -> None:
+        contents = snapshot.receive(group)
+        self._position = snapshot.put(self._live, contents)
+        self._peers.agreements = contents["agreements"]
+        self._recorded.replay(contents["results"])
+
+    def _evaluate(self, dataset: Dataset, metric_fn: inference.MetricFn) -> float:
+        pass_ = inference.Pass(length_of(dataset, "evaluate"), self._sizes)
+        with self._new_feed(dataset) as feed:
+            value = self._inference.evaluate(pass_, feed, metric_fn, self.global_step)
+        self._events.write(Evaluated(self.global_step, value))
+        return value
+
+    def _save(self, path: Path) -> None:
+        self._write_once("save", path, lambda: checkpoint.write(path, self._contents()))
+        self._events.write(Saved(self.global_step, str(path)))
 
     def _epoch_of(self, dataset: Dataset) -> Epoch:
         length = length_of(dataset, "batches")
@@ -312,7 +389,7 @@ class Trainer:
     def _requests(self, epoch: Epoch, first: int) -> Iterator[Request]:
         for step in range(first, epoch.steps):
             shards = epoch.batch(step).shards
-            for node in self._nodes:
+            for node in self._peers.nodes:
                 if len(shards[node]):
                     yield Request(epoch.number, step, node, 0, shards[node])
 
@@ -356,12 +433,13 @@ class Trainer:
         position.global_step += 1
 
     def _close_epoch(self, epoch: Epoch) -> None:
-        value = self._check_replicas(f"at the end of epoch {epoch.number}")
+        value = self._check_replicas("the end of an epoch", f"at the end of epoch {epoch.number}")
         self._events.write(EpochEnded(epoch.number, self.global_step - 1, value))
 
-    def _check_replicas(self, when: str) -> str:
+    def _check_replicas(self, call: str, when: str) -> str:
         value = self.digest()
-        if odd := self._agreement.devices_that_differ(int(value[:15], 16)):
+        everyone = self._peers.gathered(call, self.global_step, int(value[:15], 16))
+        if odd := [str(rank) for rank, theirs in enumerate(everyone) if theirs != everyone[0]]:
             raise ReplicaError(
                 f"device(s) {', '.join(odd)} hold another model than device {self._membership.devices[0]} {when}. "
                 "Something changes the model on some workers only: code behind `if trainer.is_lead`, or randomness "
@@ -370,12 +448,14 @@ class Trainer:
         return value
 
     def _write_once(self, call: str, path: Path, write: Callable[[], None]) -> None:
-        self._agreement.check(call, self.global_step)
-        failure: CheckpointError | None = None
-        if self.is_lead:
+        failures: list[CheckpointError] = []
+
+        def written() -> int:
             try:
                 write()
             except CheckpointError as error:
-                failure = error
-        if self._agreement.from_lead(failure is not None):
-            raise failure or CheckpointError(f"the lead worker could not write {path}")
+                failures.append(error)
+            return len(failures)
+
+        if self._peers.from_lead(call, self.global_step, written):
+            raise failures[-1] if failures else CheckpointError(f"the lead worker could not write {path}")

@@ -1,0 +1,170 @@
+"""``vf status``, ``resize``, ``logs``, ``stop`` and ``clean``: one job, wherever it runs on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from virtualflow.errors import ConfigError, LaunchError
+from virtualflow.events import STREAM, Regrouped, StepDone, read_events
+from virtualflow.runtime import control
+from virtualflow.runtime.folder import ENDED, JobFolder, all_jobs
+from virtualflow.runtime.output import LEAD_LOG
+
+JobArgument = Annotated[str, typer.Argument(help="The job's id, as `vf run` printed it.", metavar="JOB")]
+WAIT_SECONDS = 300.0
+
+
+def status(
+    job: Annotated[str | None, typer.Argument(help="The job's id; all jobs without it.", metavar="JOB")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
+) -> None:
+    """Show what a job, or every job, is doing."""
+    if as_json:
+        described = describe(JobFolder.of(job)) if job else [describe(folder) for folder in all_jobs()]
+        print(json.dumps(described, indent=2))
+        return
+    folders = [JobFolder.of(job)] if job else all_jobs()
+    if not watch:
+        Console().print(_table(folders))
+        if job:
+            _print_changes(folders[0])
+        return
+    try:
+        with Live(_table(folders), refresh_per_second=4) as live:
+            while True:
+                time.sleep(0.5)
+                live.update(_table(folders if job else all_jobs()))
+    except KeyboardInterrupt:
+        return
+
+
+def resize(
+    job: JobArgument,
+    devices: Annotated[int, typer.Argument(help="How many devices from now on.", metavar="N")],
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the job runs on them.")] = False,
+) -> None:
+    """Let a running job go on with another number of devices. The last request wins."""
+    if devices < 1:
+        raise ConfigError(f"a job needs at least one device, not {devices}")
+    folder = _running(job)
+    control.ask(folder, verb="resize", devices=devices)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while wait:
+        state = folder.read_state()
+        if state["state"] in ENDED or (state["state"] == "RUNNING" and len(state["workers"]) == devices):
+            break
+        if time.monotonic() > deadline:
+            raise LaunchError(f"job {job} did not get to {devices} devices within {WAIT_SECONDS:.0f} s")
+        time.sleep(0.05)
+
+
+def stop(
+    job: JobArgument,
+    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Leave a checkpoint for `vf run --resume`.")] = False,
+) -> None:
+    """End a running job and all its workers."""
+    folder = _running(job)
+    control.ask(folder, verb="stop", checkpoint=checkpoint)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while folder.is_locked():
+        if time.monotonic() > deadline:
+            raise LaunchError(f"job {job} has not ended within {WAIT_SECONDS:.0f} s")
+        time.sleep(0.05)
+    print(f"job {job} has ended")
+
+
+def logs(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    device: Annotated[str | None, typer.Option(help="One device's output instead of the lead's.")] = None,
+) -> None:
+    """Print what a job's lead worker has printed."""
+    folder = JobFolder.of(job)
+    path = folder.path / "logs" / (f"{device}.log" if device is not None else LEAD_LOG)
+    position = 0
+    try:
+        while True:
+            ended = not folder.is_locked()
+            if path.exists():
+                with path.open("rb") as file:
+                    file.seek(position)
+                    sys.stdout.write(file.read().decode(errors="replace"))
+                    sys.stdout.flush()
+                    position = file.tell()
+            if not follow or ended:
+                return
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        return
+
+
+def clean(
+    job: Annotated[str | None, typer.Argument(help="One job; all that have ended without it.", metavar="JOB")] = None,
+) -> None:
+    """Remove the folders of jobs that have ended."""
+    folders = [JobFolder.of(job)] if job else all_jobs()
+    for folder in folders:
+        if folder.is_locked():
+            if job:
+                raise LaunchError(f"job {job} is running; `vf stop {job}` ends it")
+            continue
+        shutil.rmtree(folder.path)
+        print(f"removed job {folder.path.name}")
+
+
+def describe(folder: JobFolder) -> dict[str, Any]:
+    """A job as ``vf status --json`` shows it."""
+    state = folder.read_state()
+    described = {"id": folder.path.name, "step": 0, "loss": None, "examples_per_second": None, "virtual_nodes": None}
+    described |= state
+    changes = []
+    if (folder.path / STREAM).exists():
+        for event in read_events(folder.path / STREAM):
+            if isinstance(event, StepDone):
+                described["step"] = event.step + 1
+                described["loss"] = event.loss
+                described["examples_per_second"] = round(event.examples / max(event.seconds, 1e-9), 1)
+            elif isinstance(event, Regrouped):
+                changes.append(event)
+    described["changes"] = [
+        {"generation": c.generation, "step": c.step, "devices": c.devices, "pause_ms": c.pause_ms} for c in changes[-5:]
+    ]
+    return described
+
+
+def _table(folders: list[JobFolder]) -> Table:
+    columns = ("job", "state", "devices", "virtual nodes per device", "generation", "step", "loss", "examples/s")
+    table = Table(*columns, "resizes", "failures")
+    for folder in folders:
+        job = describe(folder)
+        per_device = " ".join(f"{w['device']}:{len(w['virtual_nodes'])}" for w in job["workers"])
+        loss = f"{job['loss']:.4f}" if job["loss"] is not None else ""
+        cells = (job["id"], job["state"], len(job["workers"]), per_device, job["generation"], job["step"], loss)
+        more = (job["examples_per_second"] or "", job.get("resizes", 0), job.get("failures", 0))
+        table.add_row(*(str(cell) for cell in (*cells, *more)))
+    return table
+
+
+def _print_changes(folder: JobFolder) -> None:
+    for change in describe(folder)["changes"]:
+        pause = ", ".join(f"{name} {ms:.0f} ms" for name, ms in change["pause_ms"].items())
+        print(f"generation {change['generation']} at step {change['step']}: "
+              f"devices {' '.join(change['devices'])}; {pause}")  # fmt: skip
+
+
+def _running(job: str) -> JobFolder:
+    folder = JobFolder.of(job)
+    if not folder.is_locked():
+        state = folder.read_state()["state"]
+        raise LaunchError(f"job {job} is not running: its state is {state}")
+    return folder

@@ -1,0 +1,274 @@
+"""Who belongs to a job, and who should: one door, no I/O. An event in, a list of actions out.
+
+The coordinator feeds it what happens to workers and carries out what it says. Time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from virtualflow.core.mapping import DeviceId, Mapping, assign, rebalance, spread
+from virtualflow.errors import MappingError
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One version of the membership, as every worker hears of it."""
+
+    number: int
+    cause: str  # "start", "resize", "loss" or "stop"
+    devices: tuple[DeviceId, ...]  # in the order of their ranks; the first one's worker is the lead
+    owners: tuple[DeviceId, ...] | None = None  # the mapping, once the number of virtual nodes is known
+    joining: tuple[DeviceId, ...] = ()
+    leaving: tuple[DeviceId, ...] = ()
+    sender: DeviceId | None = None  # who gives the job's state to those who join
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a worker that joins the running job."""
+
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Tell every worker of a new generation."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let a worker that leaves go: the others no longer need it."""
+
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Every worker has ended its script."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The job can't go on."""
+
+    reason: str
+
+
+Action = Start | Kill | Publish | Release | Finish | GiveUp
+
+
+@dataclass(slots=True)
+class Roster:
+    """The membership of one job."""
+
+    devices: tuple[DeviceId, ...]
+    owners: tuple[int, ...] | None = None
+    replace_lost: bool = True
+    patience_seconds: float = 30.0
+    max_losses: int = 6  # in a row, without a new generation that lasted
+    generation: Generation = field(init=False)
+    pending: Generation | None = None  # published, and not yet formed by all
+    target: tuple[DeviceId, ...] = ()
+    mapping: Mapping | None = None
+    warm: set[DeviceId] = field(default_factory=set)  # started, and waiting to be let in
+    starting: set[DeviceId] = field(default_factory=set)
+    holding: set[DeviceId] = field(default_factory=set)  # joiners that have the state
+    formed: set[DeviceId] = field(default_factory=set)
+    done: set[DeviceId] = field(default_factory=set)
+    lost_at: dict[DeviceId, float] = field(default_factory=dict)  # who has reported a lost peer, and when
+    losses: int = 0
+    not_before: float = 0.0  # when the next replacement may start
+    numbers: int = 0
+    resizes: int = 0
+    failures: int = 0
+
+    def __post_init__(self) -> None:
+        self.generation = Generation(0, "start", self.devices)
+        self.target = self.devices
+
+    @property
+    def members(self) -> tuple[DeviceId, ...]:
+        """Those who hold the job's state now, and take part or are about to."""
+        if self.pending is None:
+            return self.generation.devices
+        return (*self.generation.devices, *(d for d in self.pending.joining if d in self.holding))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the membership is what is wanted."""
+        return self.pending is None and set(self.generation.devices) == set(self.target)
+
+    def virtual_nodes_known(self, count: int) -> None:
+        """The first Trainer was made."""
+        if self.mapping is None:
+            devices = self.generation.devices
+            self.mapping = assign(self.owners, count, devices) if self.owners else spread(count, devices)
+
+    def resize(self, devices: Sequence[DeviceId], now: float) -> list[Action]:
+        """Another set of devices is wanted. The last request wins."""
+        if not devices:
+            raise MappingError("a job needs at least one device")
+        if self.mapping is not None and len(devices) > self.mapping.virtual_nodes:
+            raise MappingError(
+                f"the job has {self.mapping.virtual_nodes} virtual nodes, so it can use at most that many devices, not "
+                f"{len(devices)}"
+            )
+        self.target = tuple(devices)
+        self.losses = 0
+        return self._towards_target(now)
+
+    def ready(self, device: DeviceId, now: float) -> list[Action]:
+        """A worker that joins has built its model and waits."""
+        self.starting.discard(device)
+        self.warm.add(device)
+        return self._towards_target(now)
+
+    def holds_state(self, device: DeviceId) -> None:
+        self.holding.add(device)
+
+    def has_formed(self, device: DeviceId, number: int, now: float) -> list[Action]:
+        """A worker is in the group of generation *number*."""
+        if self.pending is None or self.pending.number != number:
+            return []
+        self.formed.add(device)
+        if not self.formed >= set(self.pending.devices):
+            return []
+        before, self.generation, self.pending = self.generation, self.pending, None
+        self.lost_at.clear()
+        if self.generation.cause == "resize":
+            self.resizes += 1
+            self.losses = 0
+        if self.generation.owners is not None:
+            self.mapping = Mapping(self.generation.owners)
+        actions: list[Action] = [Release(d) for d in before.devices if d not in self.generation.devices]
+        return actions + self._towards_target(now)
+
+    def leaves(self, device: DeviceId, now: float) -> list[Action]:
+        """A worker was told to go (a preemption): it leaves at the next boundary."""
+        others = tuple(d for d in self.target if d != device)
+        if not others:
+            return [GiveUp(f"the last worker, of device {device}, was told to leave")]
+        self.target = others
+        return self._towards_target(now)
+
+    def stop(self) -> list[Action]:
+        """All are to end at the same boundary, with a checkpoint."""
+        self.numbers += 1
+        self.target = self.generation.devices
+        return [Publish(Generation(self.numbers, "stop", self.generation.devices))]
+
+    def reports_loss(self, device: DeviceId, now: float) -> list[Action]:
+        """A worker's collective has failed: somebody is gone, or late."""
+        self.lost_at.setdefault(device, now)
+        return []
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        actions: list[Action] = []
+        current = self.pending or self.generation
+        if self.lost_at and now - min(self.lost_at.values()) > LATE_SECONDS:
+            # Whoever has not noticed that the group is broken is stopped, or stuck in the user's code.
+            silent = [d for d in current.devices if d not in self.lost_at and d not in self.done]
+            actions += [Kill(d) for d in silent]
+            if not silent:
+                actions += self._publish_loss(())
+            self.lost_at.clear()
+        if self.not_before <= now:
+            actions += self._towards_target(now)
+        return actions
+
+    def ended(self, device: DeviceId, now: float) -> list[Action]:
+        """A worker's script has come to its end; the worker stays until all have."""
+        self.done.add(device)
+        if self.done >= set(self.generation.devices) and self.pending is None:
+            return [Finish()]
+        return []
+
+    def gone(self, device: DeviceId, now: float) -> list[Action]:
+        """A worker's process is no more."""
+        self.failures += 1
+        self.starting.discard(device)
+        was_warm = device in self.warm
+        self.warm.discard(device)
+        if device not in self.members and device not in (self.pending.devices if self.pending else ()):
+            if was_warm or device in self.target:
+                self._back_off(now)
+            return self._give_up_if_hopeless()
+        if device not in self.generation.devices and device not in self.holding:
+            self._back_off(now)  # a joiner without the state: the others have all they need
+        elif device in self.target:
+            self._back_off(now)
+        return self._give_up_if_hopeless() or self._publish_loss((device,))
+
+    def _back_off(self, now: float) -> None:
+        self.losses += 1
+        self.not_before = now + min(0.1 * 2.0**self.losses, 10.0)
+
+    def _give_up_if_hopeless(self) -> list[Action]:
+        if self.losses > self.max_losses:
+            return [
+                GiveUp(
+                    f"{self.losses} workers were lost in a row. Something kills every worker that this job starts: "
+                    "look at the script, and at the memory of the machine."
+                )
+            ]
+        return []
+
+    def _publish_loss(self, lost: Sequence[DeviceId]) -> list[Action]:
+        """Go on without *lost*, with all who hold the state."""
+        survivors = tuple(d for d in self.members if d not in lost)
+        if not survivors:
+            return [GiveUp("all workers were lost")]
+        without_state = [d for d in (self.pending.joining if self.pending else ()) if d not in self.holding]
+        actions: list[Action] = [Kill(d) for d in without_state if d not in lost]
+        self.warm -= set(without_state)
+        self.generation = replace(self.generation, devices=survivors)
+        self.done &= set(survivors)
+        return [*actions, Publish(self._next("loss", survivors))]
+
+    def _towards_target(self, now: float) -> list[Action]:
+        """What brings the membership nearer to what is wanted. Nothing while a change is under way."""
+        if self.pending is not None or self.done or self.mapping is None:
+            return []
+        present = self.generation.devices
+        wanted = self.target if self.replace_lost else tuple(d for d in self.target if d in present or d in self.warm)
+        actions: list[Action] = [Kill(d) for d in sorted(self.warm | self.starting) if d not in wanted]
+        self.warm &= set(wanted)
+        self.starting &= set(wanted)
+        missing = [d for d in wanted if d not in present and d not in self.warm and d not in self.starting]
+        if missing and now >= self.not_before:
+            self.starting |= set(missing)
+            actions += [Start(d) for d in missing]
+            missing = []
+        if self.starting or missing:
+            return actions  # train on until all who join are warm
+        if set(wanted) != set(present):
+            stay = tuple(d for d in present if d in wanted)
+            joining = tuple(d for d in wanted if d not in present)
+            actions.append(Publish(self._next("resize", (*stay, *joining), joining)))
+        return actions
+
+    def _next(self, cause: str, devices: tuple[DeviceId, ...], joining: tuple[DeviceId, ...] = ()) -> Generation:
+        self.numbers += 1
+        present = self.generation.devices
+        leaving = tuple(d for d in present if d not in devices)
+        stay = [d for d in present if d in devices]
+        sender = (stay or present)[0] if joining else None
+        owners = rebalance(self.mapping, devices).devices if self.mapping is not None else None
+        self.pending = Generation(self.numbers, cause, devices, owners, joining, leaving, sender)
+        self.formed, self.holding = set(), set()
+        self.warm -= set(joining)
+        self.lost_at.clear()
+        return self.pending
+
+
+LATE_SECONDS = 1.0  # between the first report of a broken group and the last one that is still believable

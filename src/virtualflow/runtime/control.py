@@ -1,0 +1,59 @@
+"""How ``vf`` verbs reach the coordinator of a running job: one JSON request, one JSON answer, over a Unix socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from virtualflow.errors import LaunchError
+from virtualflow.runtime.folder import JobFolder
+
+ANSWER_SECONDS = 10.0
+
+
+def listen(folder: JobFolder) -> socket.socket:
+    """A socket in the job's folder, which only its owner can reach."""
+    folder.control.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _within(folder) as name:
+        listening.bind(name)
+    os.chmod(folder.control, 0o600)
+    listening.listen()
+    listening.setblocking(False)
+    return listening
+
+
+def ask(folder: JobFolder, **request: Any) -> dict[str, Any]:
+    """The coordinator's answer to *request*."""
+    job_id = folder.path.name
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_SECONDS)
+            with _within(folder) as name:
+                connection.connect(name)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with closing(connection.makefile("rb")) as answers:
+                line = answers.readline()
+    except OSError as error:
+        state = folder.read_state()["state"]
+        raise LaunchError(f"job {job_id} can't be reached ({error.strerror or error}): its state is {state}") from error
+    if not line:
+        raise LaunchError(f"job {job_id} ended before it could answer")
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise LaunchError(answer["error"])
+    return answer
+
+
+@contextmanager
+def _within(folder: JobFolder) -> Iterator[str]:
+    """The socket's name by way of its folder's descriptor: an address holds 108 bytes, and a path may be longer."""
+    descriptor = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{folder.control.name}"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""A job's folder: what it was told, what it is doing, what it leaves behind."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from virtualflow.core.membership import home
+from virtualflow.errors import LaunchError
+
+STATES = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "PAUSED", "DONE", "FAILED", "CANCELLED")
+ENDED = ("DONE", "FAILED", "CANCELLED")
+_SKIPPED = {"__pycache__", "node_modules", "venv", "site-packages"}
+_MOST_MODULES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job as ``vf run`` was told it."""
+
+    job_id: str
+    script: str
+    arguments: tuple[str, ...]
+    devices: tuple[str, ...]
+    owners: tuple[int, ...] | None = None
+    port: int = 0
+    patience_seconds: float = 30.0
+    threads_per_device: int = 1
+    device_type: str = "auto"
+    audit: bool = False
+    replace_lost: bool = True
+    checkpoint_every: int = 0
+    working_folder: str = ""
+
+
+class JobFolder:
+    """The files of one job, under ``$VF_HOME/jobs/ID``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.snapshot = path / "snapshot"
+        self.control = path / "control.sock"
+
+    @classmethod
+    def of(cls, job_id: str) -> JobFolder:
+        """The folder of a job that exists."""
+        folder = cls(home() / "jobs" / job_id)
+        if "/" in job_id or not folder._spec.is_file():
+            known = ", ".join(sorted(f.path.name for f in all_jobs())[-5:]) or "none"
+            raise LaunchError(f"there is no job {job_id!r} in {home()}. The newest ones: {known}.")
+        return folder
+
+    @property
+    def _spec(self) -> Path:
+        return self.path / "job.json"
+
+    def create(self, spec: JobSpec) -> None:
+        """Make the folder, with a snapshot of the script and the modules beside it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self._spec, asdict(spec))
+        _copy_modules(Path(spec.script), self.snapshot)
+
+    def spec(self) -> JobSpec:
+        fields = json.loads(self._spec.read_text())
+        lists = ("arguments", "devices", "owners")
+        checked: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in fields.items()}
+        return JobSpec(**checked)
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        write_json(self.path / "state.json", state)
+
+    def read_state(self) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = json.loads((self.path / "state.json").read_text())
+        except (OSError, ValueError):
+            state = {"state": "STARTING", "workers": [], "generation": 0}
+        if state["state"] not in ENDED and not self.is_locked():
+            state |= {
+                "state": "FAILED",
+                "reason": "its coordinator is gone; `vf run --resume` goes on from its checkpoint",
+            }
+        return state
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest automatic checkpoint."""
+        return max(self.checkpoints.glob("step-*.pt"), default=None)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Own the job: nobody else may run it meanwhile."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise LaunchError(
+                    f"job {self.path.name} is running already; `vf status {self.path.name}` shows it"
+                ) from None
+            yield
+
+    def is_locked(self) -> bool:
+        """Whether a coordinator runs the job right now."""
+        try:
+            with (self.path / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+
+def all_jobs() -> list[JobFolder]:
+    """Every job in ``$VF_HOME``, oldest first."""
+    folders = sorted((home() / "jobs").glob("*"))
+    return [JobFolder(folder) for folder in folders if (folder / "job.json").is_file()]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write *value* to *path*, whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=1))
+    os.replace(partial, path)
+
+
+def _copy_modules(script: Path, snapshot: Path) -> None:
+    """Workers that join later must run what the first ones ran, whatever has been edited since."""
+    source = script.resolve().parent
+    snapshot.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(script, snapshot / script.name)
+    copied = 0
+    for folder, names, files in os.walk(source):
+        names[:] = [n for n in names if not n.startswith(".") and n not in _SKIPPED]
+        for name in files:
+            if name.endswith(".py") and copied < _MOST_MODULES:
+                copied += 1
+                target = snapshot / Path(folder, name).relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(Path(folder, name), target)

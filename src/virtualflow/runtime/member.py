@@ -1,0 +1,275 @@
+"""A worker's membership in a job started by ``vf run``: hears of new generations, and changes to them.
+
+A thread listens to the coordinator. It draws no random numbers and touches no tensor; all it does besides taking notes
+is to break the sockets of a group that has lost a member, which frees the training thread from its collective.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, NoReturn
+
+from virtualflow.core import faults
+from virtualflow.core.mapping import Mapping, assign, spread
+from virtualflow.core.membership import Handover, Job
+from virtualflow.core.roster import Generation
+from virtualflow.errors import CoordinatorLostError, PeerLostError
+from virtualflow.runtime.rendezvous import TorchGroup
+from virtualflow.runtime.spec import WorkerSpec
+from virtualflow.runtime.wire import Wire, generation_from_json
+
+OVER = 0  # the exit code of a worker that leaves, or that finds that the job goes on without it
+
+
+class Member:
+    """This worker's place in the job."""
+
+    def __init__(self, spec: WorkerSpec, job: Job, wire: Wire) -> None:
+        self.job = job
+        self.device = spec.device
+        self.joining = spec.joins
+        self._spec = spec
+        self._wire = wire
+        self._generation = Generation(spec.generation, "start", spec.devices)
+        self._group: TorchGroup | None = None
+        self._news = threading.Condition()
+        self._published: dict[int, Generation] = {}
+        self._lost_by = -1  # the newest generation that was published because of a loss
+        self._agreed = -1
+        self._released = self._all_done = self._orphaned = False
+        self._results: list[Any] = list(spec.results)
+        self.pauses: dict[int, dict[str, float]] = {}  # how long each change took this worker, and on what
+        self._trainers = 0
+        self._peers: Any = None
+        self._handover: TorchGroup | None = None
+        if not spec.joins and len(spec.devices) > 1:
+            self._form(self._generation)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self._generation.devices
+
+    @property
+    def group(self) -> TorchGroup | None:
+        return self._group
+
+    @property
+    def generation(self) -> int:
+        return self._generation.number
+
+    @property
+    def seen(self) -> int:
+        return max(self._published, default=self._generation.number)
+
+    @property
+    def change_is_due(self) -> bool:
+        return self._agreed > self._generation.number
+
+    def mapping(self, virtual_nodes: int) -> Mapping:
+        owners = self._generation.owners
+        if owners is not None and len(owners) == virtual_nodes:
+            return Mapping(owners)
+        if self.joining:
+            return spread(virtual_nodes, (self.device,))
+        if self._spec.owners is not None:
+            return assign(self._spec.owners, virtual_nodes, self.devices)
+        return spread(virtual_nodes, self.devices)
+
+    def new_trainer(self, virtual_nodes: int, peers: Any) -> int:
+        self._trainers += 1
+        self._peers = peers
+        if not self.joining and self._trainers == 1:
+            self._wire.send(virtual_nodes=virtual_nodes)
+        return self._trainers
+
+    def all_have_seen(self, generation: int) -> None:
+        self._agreed = max(self._agreed, generation)
+
+    def change(self, send_state: Handover) -> None:
+        new = self._published[self._agreed]
+        watch = Stopwatch()
+        if new.cause == "loss":
+            raise PeerLostError("a worker was lost before this boundary")
+        if new.sender == self.device:
+            with self._handover_group(new) as group:
+                watch.lap("form group")
+                send_state(group)
+                watch.lap("move state")
+        if self.device not in new.devices:
+            self._wait_for_release(new)
+        self._form(new)
+        watch.lap("form group")
+        self.pauses[new.number] = watch.milliseconds
+        self._wire.send(formed=new.number)
+
+    @property
+    def must_stop(self) -> bool:
+        return self._orphaned or (self.change_is_due and self._published[self._agreed].cause == "stop")
+
+    def stop(self) -> NoReturn:
+        self._end()
+
+    def recover(self) -> None:
+        watch = Stopwatch()
+        self._break_group()
+        self._wire.send(lost=self._generation.number)
+        new = self._await_loss()
+        watch.lap("agree")
+        if self.device not in new.devices:
+            self._end()
+        self._form(new)
+        watch.lap("form group")
+        self.pauses[new.number] = watch.milliseconds
+        self._agreed = -1
+        self._wire.send(formed=new.number)
+
+    def join(self, receive_state: Handover) -> None:
+        faults.reach("joining")
+        self._wire.send(ready=True)
+        new = self._await(self._invitation, None)
+        try:
+            with self._handover_group(new) as group:
+                receive_state(group)
+        except PeerLostError:
+            self._end()  # without the state: the job starts another one if it wants one
+        self._wire.send(holding=new.number)
+        self.joining = False
+        try:
+            self._form(new)
+            self._wire.send(formed=new.number)
+        except PeerLostError:
+            self._generation = new
+            self.recover()
+
+    def record(self, result: Any) -> None:
+        if self.devices[0] == self.device:
+            self._wire.send(result=result)
+
+    def recorded(self, call: int) -> Any:
+        self._await(lambda: len(self._results) > call or None, self._spec.patience_seconds)
+        return self._results[call]
+
+    def finish(self) -> None:
+        """Stay until every worker has ended its script: one that is behind may need what this one holds."""
+        if self._peers is not None:
+            self._peers.announce_end()
+        self._wire.send(done=True)
+        while True:
+            self._await(lambda: self._all_done or self._lost_by > self._generation.number or None, None)
+            if self._all_done:
+                return
+            self._peers.catch_up()
+            self._wire.send(done=True)
+
+    def leave_when_possible(self) -> None:
+        """A preemption notice."""
+        self._wire.send(leaving=True)
+
+    def _form(self, new: Generation) -> None:
+        """Be in the group of *new*."""
+        old, self._group = self._group, None
+        self._generation = new
+        if old is not None:
+            old.break_off()
+        if len(new.devices) == 1:
+            return
+        spec = self._spec
+        group = TorchGroup(f"generation/{new.number}", new.devices.index(self.device), len(new.devices))
+        self._group = group
+        if self._lost_by > new.number:
+            raise PeerLostError("a worker was lost before the group was formed")
+        group.form(spec.store_host, spec.store_port, spec.patience_seconds)
+
+    def _handover_group(self, new: Generation) -> TorchGroup:
+        ranks = [new.sender, *new.joining]
+        group = TorchGroup(f"handover/{new.number}", ranks.index(self.device), len(ranks))
+        self._handover = group
+        if self._lost_by > new.number:
+            raise PeerLostError("a worker was lost before the state could be handed over")
+        group.form(self._spec.store_host, self._spec.store_port, self._spec.patience_seconds)
+        return group
+
+    def _break_group(self) -> None:
+        if self._group is not None:
+            self._group.break_off()
+            self._group = None
+
+    def _await_loss(self) -> Generation:
+        """The newest generation published because of a loss, newer than the current one."""
+
+        def found() -> Generation | None:
+            return self._published[self._lost_by] if self._lost_by > self._generation.number else None
+
+        new: Generation = self._await(found, None)
+        return new
+
+    def _invitation(self) -> Generation | None:
+        for generation in self._published.values():
+            if self.device in generation.joining and generation.number > self._lost_by:
+                return generation
+        return None
+
+    def _wait_for_release(self, new: Generation) -> None:
+        """Stay until those who join hold the state; do not return unless there was a loss."""
+        self._await(lambda: self._released or self._lost_by > new.number or None, None)
+        if self._released:
+            self._end()
+        raise PeerLostError("a worker was lost before this one could leave")
+
+    def _await(self, condition: Any, timeout_seconds: float | None) -> Any:
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with self._news:
+            while (value := condition()) is None:
+                if self._orphaned:
+                    raise CoordinatorLostError("the coordinator of this job is gone")
+                self._news.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                if deadline is not None and time.monotonic() > deadline:
+                    raise PeerLostError("the coordinator did not answer in time")
+            return value
+
+    def _listen(self) -> None:
+        while (messages := self._wire.receive()) is not None:
+            with self._news:
+                for message in messages:
+                    self._take_note(message)
+                self._news.notify_all()
+        with self._news:
+            self._orphaned = True
+            self._news.notify_all()
+
+    def _take_note(self, message: dict[str, Any]) -> None:
+        if "generation" in message:
+            new = generation_from_json(message["generation"])
+            self._published[new.number] = new
+            if new.cause == "loss":
+                self._lost_by = new.number
+                for group in (self._group, self._handover):
+                    if group is not None:
+                        group.cut_connections()
+        self._released |= message.get("release", False)
+        self._all_done |= message.get("all_done", False)
+        if "result" in message:
+            self._results.append(message["result"])
+
+    def _end(self) -> NoReturn:
+        """This worker is no longer needed."""
+        raise Leave
+
+
+class Stopwatch:
+    """How a pause divides."""
+
+    def __init__(self) -> None:
+        self.milliseconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.milliseconds[name] = round(self.milliseconds.get(name, 0.0) + 1000 * (now - self._last), 3)
+        self._last = now
+
+
+class Leave(BaseException):
+    """Ends the script of a worker that leaves, from inside ``batches``. Not an error."""

@@ -1,0 +1,60 @@
+"""JSON messages between the coordinator and its workers: a line each, over a stream socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from dataclasses import asdict
+from typing import Any
+
+from virtualflow.core.roster import Generation
+
+LARGEST_MESSAGE = 64 * 2**20
+
+
+class Wire:
+    """One end of a connection. ``send`` may be called from any thread, ``receive`` from one."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received = b""
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, **message: Any) -> bool:
+        """Send a message; return whether the other end was still there to take it."""
+        try:
+            with self._sending:
+                self._connection.sendall(json.dumps(message).encode() + b"\n")
+            return True
+        except OSError:
+            return False
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that have come, at least one unless the connection would block; None at its end."""
+        try:
+            data = self._connection.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data or len(self._received) > LARGEST_MESSAGE:
+            return None
+        *lines, self._received = (self._received + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def generation_to_json(generation: Generation) -> dict[str, Any]:
+    return asdict(generation)
+
+
+def generation_from_json(fields: dict[str, Any]) -> Generation:
+    lists = ("devices", "owners", "joining", "leaving")
+    checked: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in fields.items()}
+    return Generation(**checked)

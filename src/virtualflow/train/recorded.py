@@ -1,0 +1,63 @@
+"""Results of calls that the job has passed, for workers that join later and run the script from the top."""
+
+from __future__ import annotations
+
+import base64
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from virtualflow.core.membership import Membership
+
+
+class Recorded:
+    """Makes a call, or returns what it gave when the job made it.
+
+    A *section* is the part of the script before the first epoch, or that of an epoch before its batches: a worker that
+    joins during the batches of an epoch has to pass through both.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._calls = 0
+        self._in_epochs = False
+        self._past: deque[Any] = deque()
+        self.section: list[Any] = []
+        self.in_pass = False
+
+    def __call__(self, make: Callable[[], Any]) -> Any:
+        if self._membership.joining:
+            self._calls += 1
+            return _from_json(self._membership.recorded(self._calls - 1))
+        if self._past:
+            return self._past.popleft()
+        result = make()
+        if not self.in_pass:
+            self.section.append(result)
+            if not self._in_epochs:
+                self._membership.record(_to_json(result))
+        return result
+
+    def new_section(self) -> None:
+        """An epoch begins."""
+        self._in_epochs = True
+        self.in_pass = False
+        self.section = list(self._past)
+
+    def replay(self, results: list[Any]) -> None:
+        """The calls of the current epoch that the job has made already gave *results*."""
+        self._past = deque(results)
+
+
+def _to_json(result: Any) -> Any:
+    """*result* as it can travel to a worker that joins: a number, None, or the bytes of a tensor."""
+    return {"bytes": base64.b64encode(result.numpy().tobytes()).decode()} if isinstance(result, Tensor) else result
+
+
+def _from_json(result: Any) -> Any:
+    if isinstance(result, dict):
+        return torch.frombuffer(bytearray(base64.b64decode(result["bytes"])), dtype=torch.uint8)
+    return result

@@ -1,0 +1,107 @@
+"""Runs a job through a schedule of joins, leaves, kills and stops, tied to the job's steps and so repeatable."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import Finished, Printed
+from virtualflow.core.certificate import compare
+from virtualflow.events import STREAM, StepDone, parse
+from virtualflow.runtime.coordinator import Coordinator
+from virtualflow.runtime.folder import JobFolder, JobSpec
+from virtualflow.runtime.local import LocalBackend
+
+JOB = Path(__file__).with_name("job.py")
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What happens once the job has made *step* steps: to the *victim*-th worker, or to the number of devices."""
+
+    step: int
+    kind: str  # "kill", "stop", "term", "resize"
+    victim: int = 0
+    devices: int = 0
+
+
+def schedule(seed: int, strikes: int, steps: int) -> list[Strike]:
+    """A random schedule, the same for the same *seed*."""
+    chance = random.Random(seed)
+    kinds = ["kill"] * 4 + ["resize"] * 4 + ["term", "stop"]
+    made = []
+    for _ in range(strikes):
+        kind = chance.choice(kinds)
+        made.append(Strike(chance.randrange(2, steps - 2), kind, chance.randrange(8), chance.randint(2, 8)))
+    return sorted(made, key=lambda strike: strike.step)
+
+
+class Chaos:
+    """One job under fire."""
+
+    def __init__(self, backend: LocalBackend, folder: Path, devices: int = 5, patience_seconds: float = 10.0) -> None:
+        self._backend = backend
+        self.folder = JobFolder(folder)
+        self._devices = devices
+        self._patience = patience_seconds
+        self.done: Counter[str] = Counter()
+        self._position = 0
+        self._step = 0
+
+    def run(self, strikes: list[Strike] = (), **options: Any) -> Finished:  # type: ignore[assignment]
+        ids = self.folder.path / "ids"
+        ids.mkdir(parents=True, exist_ok=True)
+        spec = JobSpec(
+            job_id=self.folder.path.name,
+            script=str(JOB),
+            arguments=(json.dumps({"folder": str(ids), **options}),),
+            devices=tuple(str(device) for device in range(self._devices)),
+            patience_seconds=self._patience,
+        )
+        self.folder.create(spec)
+        printed = Printed()
+        self._left = list(strikes)
+        self._coordinator = Coordinator(spec, self.folder, self._backend, printed, self._tick)
+        outcome = self._coordinator.run()
+        return Finished(outcome, self.folder.path, printed)
+
+    def _tick(self) -> None:
+        stream = self.folder.path / STREAM
+        if self._left and stream.exists():
+            with stream.open() as file:
+                file.seek(self._position)
+                *lines, _ = file.read().split("\n")
+                self._position += sum(len(line) + 1 for line in lines)
+            for line in lines:
+                if isinstance(event := parse(line), StepDone):
+                    self._step = event.step
+        while self._left and self._step >= self._left[0].step:
+            self._strike(self._left.pop(0))
+
+    def _strike(self, strike: Strike) -> None:
+        workers = self._coordinator.state()["workers"]
+        if strike.kind == "resize":
+            self._coordinator.resize(strike.devices)
+        elif len(workers) < 2:
+            return  # somebody must hold the state
+        else:
+            pid = workers[strike.victim % len(workers)]["pid"]
+            number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}[strike.kind]
+            os.kill(pid, number)
+        self.done[strike.kind] += 1
+
+
+def assert_undisturbed(finished: Finished, calm: Finished) -> None:
+    """The disturbed run has the bits of the calm one, step by step, and used every example once per epoch."""
+    assert finished.outcome.code == 0, finished.failure
+    assert [step.step for step in finished.steps] == [step.step for step in calm.steps]
+    verdict = compare(calm.certificate, finished.certificate)
+    assert verdict.equal, verdict
+    said = [line for device in "0123456789" for line in finished.out(device).splitlines()]
+    assert said == calm.out().splitlines()

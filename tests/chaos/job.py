@@ -1,0 +1,57 @@
+"""The job of the chaos tests: dropout, batch norm, a short last batch, momentum, a scheduler stepped by the script."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import virtualflow as vf
+from virtualflow.core import membership
+from virtualflow.testing import RecordingDataset, kill_at
+
+options = {"epochs": 4, "faults": [], "folder": None, "evaluate": True, "save": None} | json.loads(sys.argv[1])
+for number, (device, point, hit) in enumerate(options["faults"]):
+    member = membership.installed()
+    if member is not None and member.device == device:
+        marker = Path(options["folder"]) / f"struck-{number}"
+        if not marker.exists():  # each fault strikes once: the worker that takes this one's place is spared
+            kill_at(point, hit, marker)
+            break
+
+vf.seed(1)
+generator = torch.Generator().manual_seed(2)
+data = torch.utils.data.TensorDataset(
+    torch.randn(90, 1, 6, 6, generator=generator), torch.randint(0, 5, (90,), generator=generator)
+)
+model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(64, 5))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+
+
+def loss_fn(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+def accuracy(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
+    return (model(batch[0]).argmax(1) == batch[1]).sum(), len(batch[1])
+
+
+trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=16, virtual_nodes=8, state=[schedule])
+before = trainer.evaluate(data, accuracy)
+recorded = RecordingDataset(data, Path(options["folder"]) / f"ids-{os.getpid()}") if options["folder"] else data
+for _ in trainer.epochs(options["epochs"]):
+    for batch in trainer.batches(recorded):
+        trainer.step(batch)
+    schedule.step()
+    if options["evaluate"]:
+        trainer.evaluate(data, accuracy)
+    if options["save"]:
+        trainer.save(options["save"])
+if trainer.is_lead:
+    print(before.hex(), trainer.digest())
