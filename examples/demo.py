@@ -91,13 +91,10 @@ def train_with_virtual_nodes(devices: int, given: argparse.Namespace) -> Run:
 
 def train_without(devices: int, given: argparse.Namespace) -> Run:
     """Run shrinking_batch.py: DistributedDataParallel, with what the devices can hold as the batch."""
-    console.print(f"\n[cyan]torchrun --nproc-per-node {devices} examples/shrinking_batch.py[/]")
+    console.print(f"\n[cyan]python examples/shrinking_batch.py --devices {devices}[/]")
     report = given.out / f"plain-{devices}.json"
-    call(
-        *("torch.distributed.run", "--standalone", "--nproc-per-node", devices, HERE / "shrinking_batch.py"),
-        *("--device-batch", DEVICE_BATCH, "--lr", LEARNING_RATE, "--epochs", given.epochs, "--out", report),
-        environment={"OMP_NUM_THREADS": "1"},
-    )
+    sizes = ["--devices", devices, "--device-batch", DEVICE_BATCH]
+    call(HERE / "shrinking_batch.py", *sizes, "--lr", LEARNING_RATE, "--epochs", given.epochs, "--out", report)
     told = json.loads(report.read_text())
     batch_size = devices * DEVICE_BATCH
     return Run("plain PyTorch", devices, batch_size, given.epochs, told["losses"], told["accuracies"][-1])
@@ -105,14 +102,15 @@ def train_without(devices: int, given: argparse.Namespace) -> Run:
 
 def vf(*arguments: object, home: Path) -> None:
     """The `vf` of this Python, with *home* for its jobs."""
-    call("virtualflow.cli.main", *arguments, environment={"VF_HOME": str(home)})
+    call("-m", "virtualflow.cli.main", *arguments, VF_HOME=str(home))
 
 
-def call(module: str, *arguments: object, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+def call(*arguments: object, **environment: str) -> None:
+    """Run this Python with *arguments*, or end the demo."""
+    command = [sys.executable, *map(str, arguments)]
     code = subprocess.run(command, env={**os.environ, **environment}, timeout=600).returncode
     if code:
-        sys.exit(f"the demo ends here, because this failed with exit code {code}: {' '.join(command[1:])}")
+        sys.exit(f"The demo ends here, because this failed with exit code {code}: {' '.join(command[1:])}")
 
 
 def table(runs: list[Run]) -> Table:

@@ -1,6 +1,6 @@
 """The digits of digits_resnet.py in plain PyTorch, without virtual nodes: what a device can't hold is not trained on.
 
-    torchrun --nproc-per-node 3 examples/shrinking_batch.py
+    python examples/shrinking_batch.py --devices 3
 
 Each device takes as many examples as it can hold, so the global batch follows the number of devices, while the
 learning rate stays as it was tuned: the baseline of the paper (TF* there), and the second half of `make demo`.
@@ -9,11 +9,13 @@ learning rate stays as it was tuned: the baseline of the paper (TF* there), and 
 import argparse
 import json
 import random
+import tempfile
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing import start_processes
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -22,15 +24,22 @@ from digits_resnet import Digits, ResNet, loss_fn, right_answers
 
 def main() -> None:
     given = options()
-    dist.init_process_group("gloo")
     torch.set_num_threads(1)  # a device is one core, as under `vf run`
+    with tempfile.NamedTemporaryFile() as meeting_point:
+        # Forked, so that PyTorch is imported once.
+        start_processes(drive, (given, meeting_point.name), nprocs=given.devices, start_method="fork")
+
+
+def drive(rank: int, given: argparse.Namespace, meeting_point: str) -> None:
+    """What each device does."""
+    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=given.devices)
     torch.manual_seed(given.seed)
     model = ResNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=given.epochs)
-    random.seed(given.seed + dist.get_rank())  # for the shifts: another stream on each device
+    random.seed(given.seed + rank)  # for the shifts: another stream on each device
     report = train(DistributedDataParallel(model), optimizer, schedule, given)
-    if given.out and dist.get_rank() == 0:
+    if given.out and rank == 0:
         Path(given.out).write_text(json.dumps(report))
     dist.destroy_process_group()
 
@@ -78,6 +87,7 @@ def accuracy(model: DistributedDataParallel) -> float:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Plain PyTorch, with a batch that follows the number of devices.")
+    parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--device-batch", type=int, default=8, help="what a device can hold (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=0.4)

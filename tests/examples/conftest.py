@@ -82,7 +82,8 @@ def _run(command: list[object], folder: Path, environment: dict[str, str]) -> Re
     return subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=folder,
-        env={**os.environ, "VF_HOME": str(folder), **environment},
+        # One thread, also where nothing pins it: threads that wait for each other make a busy machine slow.
+        env={**os.environ, "VF_HOME": str(folder), "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
         timeout=110,

@@ -23,9 +23,3 @@ def test_a_missing_package_is_an_error_that_names_the_command_to_install_it(pyth
     assert missing.returncode == 1
     assert "apt-get install bible-kjv" in missing.stderr
     assert "Traceback" not in missing.stderr
-
-
-def test_heads_that_do_not_divide_the_width_are_refused(python):
-    refused = python("language_model.py", "--width", 16, "--heads", 3)
-    assert refused.returncode == 2
-    assert "--heads 3 does not divide --width 16" in refused.stderr
