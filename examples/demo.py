@@ -55,16 +55,18 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     console.print(f"[bold]VirtualFlow[/]: a batch of {BATCH_SIZE}, split over {VIRTUAL_NODES} virtual nodes")
     ours = [train_with_virtual_nodes(devices, given) for devices in DEVICES]
-    console.print("\n[bold]Are the two runs equal?[/]")
+    console.print("\n[bold]Are the two runs equal?[/] [cyan]vf verify[/] says:")
     vf("verify", *(str(run.folder) for run in ours), home=given.out)
     console.print(f"\n[bold]Plain PyTorch[/]: {DEVICE_BATCH} examples on each device, the same learning rate")
     plain = [train_without(devices, given) for devices in DEVICES]
     console.print(table([*ours, *plain]))
+    console.print(
+        "With virtual nodes, the number of devices decides how long it takes. Without, it decides what comes out, for "
+        "better or worse, until someone tunes the learning rate again."
+    )
     picture = given.out / "demo.png"
     draw([*ours, *plain], picture)
-    console.print(f"The loss curves are in {picture}")
-    if ours[0].digest != ours[1].digest:
-        sys.exit("The digests differ: that should never happen. Please report it, with the output of `vf doctor`.")
+    console.print(f"\nThe loss curves are in {picture}")
 
 
 def train_with_virtual_nodes(devices: int, given: argparse.Namespace) -> Run:
@@ -127,7 +129,7 @@ def table(runs: list[Run]) -> Table:
             f"{len(run.losses)}",
             f"{run.epoch_losses[-1]:.4f}",
             f"{run.accuracy:.1%}",
-            f"[green]{run.digest[:16]}[/]" if run.digest else "",
+            f"[green]{run.digest[:12]}[/]" if run.digest else "",
             end_section=number == len(DEVICES) - 1,
         )
     return table

@@ -10,6 +10,7 @@ matplotlib.use("Agg")  # a file, not a window
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 
 class Run(Protocol):
@@ -52,6 +53,8 @@ def _panel(axes: Axes, runs: Sequence[Run], styles: Sequence[dict[str, object]],
         axes.plot(range(1, len(run.epoch_losses) + 1), run.epoch_losses, label=label, **style)
     axes.set_title(title, fontsize=11, loc="left")
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch")
     axes.grid(which="both", alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -15,7 +16,9 @@ import virtualflow as vf
 from virtualflow.core import membership
 from virtualflow.testing import RecordingDataset, kill_at
 
-options = {"epochs": 4, "faults": [], "folder": None, "evaluate": True, "save": None} | json.loads(sys.argv[1])
+options = {"epochs": 4, "faults": [], "folder": None, "evaluate": True, "save": None, "hold": None} | json.loads(
+    sys.argv[1]
+)
 for number, (device, point, hit) in enumerate(options["faults"]):
     member = membership.installed()
     if member is not None and member.device == device:
@@ -48,6 +51,8 @@ recorded = RecordingDataset(data, Path(options["folder"]) / f"ids-{os.getpid()}"
 for _ in trainer.epochs(options["epochs"]):
     for batch in trainer.batches(recorded):
         trainer.step(batch)
+        if options["hold"] and Path(options["hold"]).exists():
+            time.sleep(0.2)  # until the test has done what it wants to do to a running job
     schedule.step()
     if options["evaluate"]:
         trainer.evaluate(data, accuracy)

@@ -80,6 +80,7 @@ class Roster:
     target: tuple[DeviceId, ...] = ()
     mapping: Mapping | None = None
     warm: set[DeviceId] = field(default_factory=set)  # started, and waiting to be let in
+    guests: set[DeviceId] = field(default_factory=set)  # started elsewhere
     starting: set[DeviceId] = field(default_factory=set)
     holding: set[DeviceId] = field(default_factory=set)  # joiners that have the state
     formed: set[DeviceId] = field(default_factory=set)
@@ -125,6 +126,21 @@ class Roster:
         self.target = tuple(devices)
         self.losses = 0
         return self._towards_target(now)
+
+    def offer(self, device: DeviceId) -> None:
+        """A worker that was started elsewhere wants to take part; it will be ready."""
+        if self.mapping is not None and len(self.target) >= self.mapping.virtual_nodes:
+            raise MappingError(
+                f"the job has {self.mapping.virtual_nodes} virtual nodes and {len(self.target)} devices: there is "
+                "nothing left for another one to do"
+            )
+        self.target = (*self.target, device)
+        self.guests.add(device)
+        self.starting.add(device)
+
+    def withdraw(self, device: DeviceId) -> None:
+        """A device that can't be had again: only whoever started its worker could."""
+        self.target = tuple(d for d in self.target if d != device)
 
     def ready(self, device: DeviceId, now: float) -> list[Action]:
         """A worker that joins has built its model and waits."""
@@ -259,6 +275,8 @@ class Roster:
 
     def _next(self, cause: str, devices: tuple[DeviceId, ...], joining: tuple[DeviceId, ...] = ()) -> Generation:
         self.numbers += 1
+        # The lead writes the job's files, so it should be at home as long as anybody is.
+        devices = tuple(sorted(devices, key=lambda device: device in self.guests))
         present = self.generation.devices
         leaving = tuple(d for d in present if d not in devices)
         stay = [d for d in present if d in devices]

@@ -16,11 +16,12 @@ from typing import Any
 
 from virtualflow.core.roster import Action, Finish, Generation, GiveUp, Kill, Publish, Release, Roster, Start
 from virtualflow.errors import LaunchError, VirtualFlowError
-from virtualflow.runtime import control
+from virtualflow.runtime import control, door
 from virtualflow.runtime.backend import Backend
-from virtualflow.runtime.folder import JobFolder, JobSpec
+from virtualflow.runtime.door import Guest
+from virtualflow.runtime.folder import JobFolder, JobSpec, read_modules
 from virtualflow.runtime.output import Sink
-from virtualflow.runtime.spec import Failure, WorkerSpec, failure_file
+from virtualflow.runtime.spec import Failure, WorkerSpec
 from virtualflow.runtime.wire import Wire, generation_to_json
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
@@ -44,6 +45,8 @@ class Worker:
     wire: Wire
     ends: list[int]
     leaving: bool = False
+    failure: Failure | None = None
+    remote: bool = False  # started elsewhere: its line is all there is of it
 
 
 class Coordinator:
@@ -72,6 +75,9 @@ class Coordinator:
         self._store_port = 0
         self._stopping = False
         self._told = ""
+        self._host = "127.0.0.1"
+        self._token = b""
+        self._guests = 0
         self._lost_code, self._lost_text = 1, ""
         self.roster = Roster(
             job.devices, job.owners, replace_lost=job.replace_lost, patience_seconds=job.patience_seconds
@@ -100,24 +106,29 @@ class Coordinator:
     def _start(self, owned: ExitStack) -> None:
         self._selector.register(owned.enter_context(control.listen(self._folder)), selectors.EVENT_READ, "verbs")
         owned.callback(self._folder.control.unlink, missing_ok=True)
-        listening = owned.enter_context(_listen(self._job.port))
+        if self._job.listen is not None:
+            self._host, port = door.parse_address(self._job.listen)
+            self._token = door.read_token(Path(self._job.token_file or ""), create=True)
+            self._selector.register(owned.enter_context(_listen(self._host, port)), selectors.EVENT_READ, "door")
+        listening = owned.enter_context(_listen(self._host, self._job.port))
         self._store_port = listening.getsockname()[1]
         store = self._backend.host_store(listening)
         owned.callback(self._backend.kill, store, signal.SIGKILL)
         for device in self._job.devices:
             self._start_worker(device, joins=False)
 
-    def _start_worker(self, device: str, *, joins: bool) -> None:
+    def _spec(self, device: str, *, joins: bool) -> WorkerSpec:
         job = self._job
-        spec = WorkerSpec(
+        return WorkerSpec(
             job_id=job.job_id,
             job_folder=str(self._folder.path),
             device=device,
             devices=self.roster.generation.devices,
             script=job.script,
             arguments=job.arguments,
-            store_host="127.0.0.1",
+            store_host=self._host,
             store_port=self._store_port,
+            address=self._host,
             patience_seconds=job.patience_seconds,
             owners=job.owners,
             threads_per_device=job.threads_per_device,
@@ -128,11 +139,13 @@ class Coordinator:
             checkpoint_every=job.checkpoint_every,
             resume_from=str(self._resume_from) if self._resume_from else None,
         )
+
+    def _start_worker(self, device: str, *, joins: bool) -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         try:
-            pid = self._backend.start(spec, writers[0], writers[1], theirs.fileno())
+            pid = self._backend.start(self._spec(device, joins=joins), writers[0], writers[1], theirs.fileno())
         finally:
             theirs.close()
             for writer in writers:
@@ -165,6 +178,8 @@ class Coordinator:
             messages = worker.wire.receive()
             if messages is None:
                 self._selector.unregister(key.fileobj)
+                if worker.remote:
+                    self._note_end(worker, 0 if worker.leaving else -signal.SIGKILL)
                 return False
             for message in messages:
                 self._hear(worker, message)
@@ -183,6 +198,12 @@ class Coordinator:
             connection.setblocking(False)
             self._selector.register(Wire(connection), selectors.EVENT_READ, "verb")
             return True
+        if key.data == "door":
+            connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
+            self._selector.register(Guest(connection, self._token), selectors.EVENT_READ, "guest")
+            return True
+        if key.data == "guest":
+            return self._receive_guest(key.fileobj)
         wire: Any = key.fileobj
         messages = wire.receive()
         for message in messages or ():
@@ -194,6 +215,29 @@ class Coordinator:
             self._selector.unregister(wire)
             wire.close()
         return bool(messages)
+
+    def _receive_guest(self, guest: Any) -> bool:
+        """Let a worker in that shows the token, and nobody else."""
+        messages = guest.wire.receive()
+        if messages == []:
+            return False
+        self._selector.unregister(guest)
+        if not messages or not guest.admitted(messages[0]):
+            guest.wire.close()
+            return False
+        self._guests += 1
+        device = f"{guest.host}/{self._guests}"
+        try:
+            self.roster.offer(device)
+        except VirtualFlowError as error:
+            guest.wire.send(error=str(error))
+            guest.wire.close()
+            return False
+        worker = Worker(device, int(messages[0].get("pid", 0)), guest.wire, [], remote=True)
+        self._workers[device] = worker
+        self._selector.register(worker.wire, selectors.EVENT_READ, (worker, "control"))
+        guest.wire.send(spec=self._spec(device, joins=True).to_json(), modules=read_modules(self._folder.snapshot))
+        return True
 
     def _obey(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("verb") == "resize":
@@ -249,6 +293,8 @@ class Coordinator:
             return
         now, device = time.monotonic(), worker.device
         actions: list[Action] = []
+        if "failure" in message:
+            worker.failure = Failure.from_json(message["failure"])
         if "virtual_nodes" in message:
             self.roster.virtual_nodes_known(message["virtual_nodes"])
         if "ready" in message:
@@ -269,14 +315,19 @@ class Coordinator:
         self._carry_out(actions)
 
     def _note_exit(self, pid: int, code: int) -> None:
-        worker = next((w for w in self._workers.values() if w.pid == pid), None) or self._retired.pop(pid, None)
-        if worker is None:
-            return
+        known = (w for w in self._workers.values() if w.pid == pid and not w.remote)
+        worker = next(known, None) or self._retired.pop(pid, None)
+        if worker is not None:
+            self._note_end(worker, code)
+
+    def _note_end(self, worker: Worker, code: int) -> None:
         self._forget(worker)
         if self._workers.get(worker.device) is not worker:
             return
         del self._workers[worker.device]
-        failure = self._left_behind(worker.device)
+        if worker.remote:
+            self.roster.withdraw(worker.device)
+        failure = worker.failure
         if failure is not None and not failure.consequence:
             self._end(Outcome(code or 1, failure))
         elif code > 0:
@@ -326,15 +377,14 @@ class Coordinator:
             worker.wire.send(**message)
 
     def _kill(self, device: str) -> None:
-        if device in self._workers:
-            self._backend.kill(self._workers[device].pid, signal.SIGKILL)
+        worker = self._workers.get(device)
+        if worker is not None and worker.remote:
+            self._note_end(worker, -signal.SIGKILL)  # it hears that its line is cut, and ends
+        elif worker is not None:
+            self._backend.kill(worker.pid, signal.SIGKILL)
 
     def _end(self, outcome: Outcome) -> None:
         self._outcome = self._outcome or outcome
-
-    def _left_behind(self, device: str) -> Failure | None:
-        file = self._folder.path / failure_file(device)
-        return Failure.from_json(file.read_text()) if file.exists() else None
 
     def _stop_all(self) -> None:
         """End every worker that still runs; those whose script has ended go by themselves."""
@@ -343,17 +393,18 @@ class Coordinator:
             deadline = time.monotonic() + seconds
             if not (finished and signal_number == signal.SIGINT):
                 for worker in (*self._workers.values(), *self._retired.values()):
-                    self._backend.kill(worker.pid, signal_number)
+                    if not worker.remote:
+                        self._backend.kill(worker.pid, signal_number)
             while (self._workers or self._retired) and time.monotonic() < deadline:
                 self._outcome = self._outcome or Outcome(1)
                 self._pump(0.05)
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind(("127.0.0.1", port))
+        listening.bind((host, port))
     except OSError as error:
         listening.close()
         raise LaunchError(

@@ -37,7 +37,8 @@ class JobSpec:
     audit: bool = False
     replace_lost: bool = True
     checkpoint_every: int = 0
-    working_folder: str = ""
+    listen: str | None = None  # HOST:PORT, for workers from other launchers
+    token_file: str | None = None
 
 
 class JobFolder:
@@ -145,3 +146,18 @@ def _copy_modules(script: Path, snapshot: Path) -> None:
                 target = snapshot / Path(folder, name).relative_to(source)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(Path(folder, name), target)
+
+
+def read_modules(snapshot: Path) -> dict[str, str]:
+    """The snapshot as text, to be sent to a worker on another machine."""
+    return {str(file.relative_to(snapshot)): file.read_text() for file in sorted(snapshot.rglob("*.py"))}
+
+
+def write_modules(snapshot: Path, modules: dict[str, str]) -> None:
+    """What ``read_modules`` has read, in another folder, and nowhere else."""
+    for name, text in modules.items():
+        target = (snapshot / name).resolve()
+        if not target.is_relative_to(snapshot.resolve()):
+            raise LaunchError(f"the job sent a module with the name {name!r}, which lies outside of its folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)

@@ -180,7 +180,7 @@ class Member:
         self._group = group
         if self._lost_by > new.number:
             raise PeerLostError("a worker was lost before the group was formed")
-        group.form(spec.store_host, spec.store_port, spec.patience_seconds)
+        group.form(spec.store_host, spec.store_port, spec.address, spec.patience_seconds)
 
     def _handover_group(self, new: Generation) -> TorchGroup:
         ranks = [new.sender, *new.joining]
@@ -188,7 +188,8 @@ class Member:
         self._handover = group
         if self._lost_by > new.number:
             raise PeerLostError("a worker was lost before the state could be handed over")
-        group.form(self._spec.store_host, self._spec.store_port, self._spec.patience_seconds)
+        spec = self._spec
+        group.form(spec.store_host, spec.store_port, spec.address, spec.patience_seconds)
         return group
 
     def _break_group(self) -> None:

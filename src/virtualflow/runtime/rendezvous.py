@@ -60,14 +60,14 @@ class TorchGroup:
         self._gloo: Any = None
         self._nccl: Any = None
 
-    def form(self, host: str, port: int, patience_seconds: float) -> None:
-        """Meet the others."""
+    def form(self, host: str, port: int, address: str, patience_seconds: float) -> None:
+        """Meet the others by way of the store at *host*; listen for them at *address* alone."""
         self._patience = timedelta(seconds=patience_seconds)
         try:
             store = TCPStore(host, port, is_master=False, timeout=self._patience)
             self._store = PrefixStore(self._prefix, store)
             options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
             options._timeout = self._patience
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
         except RuntimeError as error:

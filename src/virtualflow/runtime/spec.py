@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -19,6 +19,7 @@ class WorkerSpec:
     arguments: tuple[str, ...]
     store_host: str
     store_port: int
+    address: str  # where this worker's own sockets listen
     patience_seconds: float
     generation: int = 0
     owners: tuple[int, ...] | None = None  # the mapping given by hand: a device's index for each virtual node
@@ -33,6 +34,10 @@ class WorkerSpec:
     @property
     def rank(self) -> int:
         return self.devices.index(self.device)
+
+    def elsewhere(self, folder: str, address: str) -> WorkerSpec:
+        """The same for a worker on another machine."""
+        return replace(self, job_folder=folder, address=address)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -61,8 +66,3 @@ class Failure:
     @classmethod
     def from_json(cls, text: str) -> Failure:
         return cls(**json.loads(text))
-
-
-def failure_file(device: str) -> str:
-    """Where in the job's folder the worker of *device* leaves its Failure."""
-    return f"failure-{device}.json"

@@ -16,8 +16,9 @@ LARGEST_MESSAGE = 64 * 2**20
 class Wire:
     """One end of a connection. ``send`` may be called from any thread, ``receive`` from one."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, largest: int = LARGEST_MESSAGE) -> None:
         self._connection = connection
+        self._largest = largest
         self._received = b""
         self._sending = threading.Lock()
 
@@ -41,10 +42,14 @@ class Wire:
             return []
         except OSError:
             return None
-        if not data or len(self._received) > LARGEST_MESSAGE:
-            return None
         *lines, self._received = (self._received + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        if not data or len(self._received) > self._largest:
+            return None
+        try:
+            messages = [json.loads(line) for line in lines]
+        except ValueError:
+            return None  # not one of us
+        return messages if all(isinstance(message, dict) for message in messages) else None
 
     def close(self) -> None:
         self._connection.close()

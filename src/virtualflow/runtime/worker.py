@@ -18,7 +18,7 @@ from virtualflow.core.membership import Job
 from virtualflow.errors import ConfigError, CoordinatorLostError, PeerLostError, VirtualFlowError
 from virtualflow.runtime.member import Leave, Member
 from virtualflow.runtime.rendezvous import host_store
-from virtualflow.runtime.spec import Failure, WorkerSpec, failure_file
+from virtualflow.runtime.spec import Failure, WorkerSpec
 from virtualflow.runtime.wire import Wire
 from virtualflow.train import trainer as _preloaded  # noqa: F401  (before the fork, so that a worker starts at once)
 from virtualflow.train.seeding import pin_threads
@@ -34,8 +34,9 @@ def serve_store(listening: int, port: int) -> NoReturn:
 
 def run(spec: WorkerSpec, control: int) -> int:
     """Run the script as one worker of the job; return the process's exit code."""
+    wire = Wire(socket.socket(fileno=control))
     try:
-        member = _enter(spec, Wire(socket.socket(fileno=control)))
+        member = _enter(spec, wire)
         membership.install(member)
         signal.signal(signal.SIGTERM, lambda *_: member.leave_when_possible())
         code = _run_script(spec)
@@ -43,12 +44,13 @@ def run(spec: WorkerSpec, control: int) -> int:
             member.finish()
         atexit._run_exitfuncs()  # the process ends without returning to the interpreter that it was forked from
         return code
-    except Leave:
-        return 0
-    except CoordinatorLostError:
-        return 0  # the Trainer has left a checkpoint
+    except (Leave, CoordinatorLostError):
+        return 0  # asked to go; or nobody is left to ask, and the lead has left a checkpoint
     except BaseException as error:
-        return _report(spec, error)
+        # Told to the coordinator, so that it is told once.
+        failure = Failure(spec.device, type(error).__name__, _told(spec, error), isinstance(error, PeerLostError))
+        wire.send(failure=failure.to_json())
+        return 1
 
 
 def _enter(spec: WorkerSpec, wire: Wire) -> Member:
@@ -96,15 +98,6 @@ def _run_script(spec: WorkerSpec) -> int:
         print(end.code, file=sys.stderr)
         return 1
     return 0
-
-
-def _report(spec: WorkerSpec, error: BaseException) -> int:
-    """Leave the failure where the coordinator finds it, so that it is told once."""
-    failure = Failure(spec.device, type(error).__name__, _told(spec, error), isinstance(error, PeerLostError))
-    folder = Path(spec.job_folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / failure_file(spec.device)).write_text(failure.to_json())
-    return 1
 
 
 def _told(spec: WorkerSpec, error: BaseException) -> str:

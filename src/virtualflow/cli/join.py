@@ -1,0 +1,34 @@
+"""``vf join``: this machine becomes a device of a job that runs elsewhere."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from virtualflow.runtime import door
+from virtualflow.runtime.folder import write_modules
+from virtualflow.runtime.spec import WorkerSpec
+
+
+def join(
+    address: Annotated[str, typer.Argument(help="Where `vf run --listen` listens.", metavar="HOST:PORT")],
+    token_file: Annotated[Path, typer.Option(help="The file with the job's token.", metavar="FILE")],
+) -> None:
+    """Take part in a job as one more device, under any launcher: ssh, Slurm, Kubernetes.
+
+    The script comes from the job. Ends when the job does, or no longer needs this device.
+    """
+    host, port = door.parse_address(address)
+    token = door.read_token(token_file, create=False)
+    from virtualflow.runtime import worker  # loads torch, before the job is told that this device is there
+
+    connection, work = door.knock(host, port, token)
+    with tempfile.TemporaryDirectory(prefix="vf-join-") as folder:
+        write_modules(Path(folder) / "snapshot", work["modules"])
+        spec = WorkerSpec.from_json(work["spec"]).elsewhere(folder, connection.getsockname()[0])
+        print(f"job {spec.job_id}: joining as device {spec.device}", flush=True)
+        code = worker.run(spec, connection.detach())
+    raise typer.Exit(code)

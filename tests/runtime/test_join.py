@@ -1,0 +1,152 @@
+"""Workers from any launcher: on loopback, and from another host, which is a network namespace here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from virtualflow.core.certificate import Certificate, compare
+from virtualflow.events import STREAM, read_events
+
+VF = [sys.executable, "-m", "virtualflow.cli.main"]
+JOB = Path(__file__).parent.parent / "chaos" / "job.py"
+EPOCHS = 40
+
+
+def options(hold: Path | None = None) -> str:
+    return json.dumps({"epochs": EPOCHS, "evaluate": False, "hold": str(hold) if hold else None})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def certificate(home: Path) -> Certificate:
+    (folder,) = (home / "jobs").iterdir()
+    return Certificate.of(read_events(folder / STREAM), "job")
+
+
+def status(home: Path) -> dict[str, object]:
+    shown = subprocess.run([*VF, "status", "--json"], capture_output=True, text=True, timeout=60, check=True,
+                           env=os.environ | {"VF_HOME": str(home)})  # fmt: skip
+    (job,) = json.loads(shown.stdout)
+    return dict(job)
+
+
+def wait_for(home: Path, devices: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (home / "jobs").exists():
+            job = status(home)
+            if job["state"] == "RUNNING" and len(job["workers"]) == devices:  # type: ignore[arg-type]
+                return
+        time.sleep(0.2)
+    pytest.fail(f"the job did not get to {devices} devices")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    home = tmp_path_factory.mktemp("calm")
+    command = [*VF, "run", "--devices", "1", str(JOB), options()]
+    subprocess.run(command, env=os.environ | {"VF_HOME": str(home)}, check=True, timeout=120, capture_output=True)
+    return certificate(home)
+
+
+def take_part(tmp_path: Path, address: str, job: list[str], guest: list[str], calm: Certificate) -> None:
+    """Run a job on two devices, let two guests join, kill one, and compare the result with an undisturbed run."""
+    home, token = tmp_path / "home", tmp_path / "token"
+    environment = os.environ | {"VF_HOME": str(home)}
+    hold = tmp_path / "hold"
+    hold.touch()
+    script = [str(JOB), options(hold)]
+    run = [*job, *VF, "run", "--devices", "2", "--listen", address, "--token-file", str(token), *script]
+    with subprocess.Popen(run, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as coordinator:
+        guests = []
+        try:
+            wait_for(home, 2)
+            knock = [*guest, *VF, "join", address, "--token-file", str(token)]
+            guests = [subprocess.Popen(knock, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
+            wait_for(home, 4)
+            guests[0].kill()
+            wait_for(home, 3)
+            hold.unlink()
+            output = coordinator.communicate(timeout=120)[0].decode()
+            assert coordinator.returncode == 0, output
+            assert guests[1].wait(timeout=20) == 0
+        finally:
+            for process in (coordinator, *guests):
+                process.kill()
+            for process in guests:
+                process.communicate()
+    verdict = compare(calm, certificate(home))
+    assert verdict.equal, verdict
+
+
+def test_workers_join_on_loopback(tmp_path: Path, calm: Certificate) -> None:
+    take_part(tmp_path, f"127.0.0.1:{free_port()}", [], [], calm)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2: run as root after apt-get install iproute2")
+    names = [f"vf{os.getpid()}a", f"vf{os.getpid()}b"]
+    cable = [f"v{os.getpid()}a", f"v{os.getpid()}b"]
+    commands = [
+        *(f"ip netns add {name}" for name in names),
+        f"ip link add {cable[0]} type veth peer name {cable[1]}",
+        *(f"ip link set {end} netns {name}" for end, name in zip(cable, names, strict=True)),
+        *(f"ip -n {name} addr add 10.77.0.{i + 1}/24 dev {cable[i]}" for i, name in enumerate(names)),
+        *(f"ip -n {name} link set {link} up" for i, name in enumerate(names) for link in ("lo", cable[i])),
+    ]
+    try:
+        for command in commands:
+            subprocess.run(command.split(), check=True, capture_output=True, timeout=30)
+        yield names[0], names[1]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=30)
+
+
+def test_workers_join_from_another_host(tmp_path: Path, calm: Certificate, two_hosts: tuple[str, str]) -> None:
+    here, there = (["ip", "netns", "exec", name] for name in two_hosts)
+    take_part(tmp_path, "10.77.0.1:29417", here, there, calm)
+
+
+def test_nothing_is_accepted_without_the_token(tmp_path: Path) -> None:
+    home, token = tmp_path / "home", tmp_path / "token"
+    wrong = tmp_path / "wrong"
+    wrong.write_text("0123456789abcdef0123")
+    port = free_port()
+    hold = tmp_path / "hold"
+    hold.touch()
+    run = [*VF, "run", "--listen", f"127.0.0.1:{port}", "--token-file", str(token), str(JOB), options(hold)]
+    with subprocess.Popen(run, env=os.environ | {"VF_HOME": str(home)}, stdout=subprocess.DEVNULL) as coordinator:
+        try:
+            wait_for(home, 1)
+            assert oct(token.stat().st_mode & 0o777) == "0o600"
+            refused = subprocess.run([*VF, "join", f"127.0.0.1:{port}", "--token-file", str(wrong)],
+                                     capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+            assert refused.returncode == 2
+            assert "the token is not the one" in refused.stderr
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+                stranger.sendall(b"\x80\x04garbage\n{}\n")
+                received = b""
+                while data := stranger.recv(4096):
+                    received += data
+            assert set(json.loads(received)) == {"nonce"}  # and then the line is cut
+            assert len(status(home)["workers"]) == 1  # type: ignore[arg-type]
+        finally:
+            coordinator.kill()
