@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from virtualflow.core.certificate import Certificate
-from virtualflow.events import STREAM, Event, StepDone, read_events
+from virtualflow.events import STREAM, Event, Regrouped, StepDone, read_events
 from virtualflow.runtime.coordinator import Coordinator, Outcome
 from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.local import LocalBackend
@@ -76,6 +76,10 @@ class Finished:
     @property
     def steps(self) -> list[StepDone]:
         return [event for event in self.events if isinstance(event, StepDone)]
+
+    @property
+    def changes(self) -> list[Regrouped]:
+        return [event for event in self.events if isinstance(event, Regrouped)]
 
     @property
     def certificate(self) -> Certificate:

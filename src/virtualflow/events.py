@@ -82,11 +82,15 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """A new generation. ``pause_ms`` is how long training stood still, and how that divides."""
+    """A new generation. ``pause_ms`` is how long the lead stood still for it, and on what."""
 
     generation: int
     step: int
+    cause: str  # "resize" or "loss"
     devices: list[str]
+    joined: list[str]
+    left: list[str]
+    mapping: list[str]
     pause_ms: dict[str, float]
 
 
@@ -150,6 +154,11 @@ def parse(line: str) -> Event:
 
 def read_events(path: Path) -> Iterator[Event]:
     """The events of a stream, in order. A last line cut off by a kill is left out."""
+    return (event for _, event in read_timed_events(path))
+
+
+def read_timed_events(path: Path) -> Iterator[tuple[float, Event]]:
+    """The events of a stream, each with the time at which it was written."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -159,7 +168,7 @@ def read_events(path: Path) -> Iterator[Event]:
         if not line.strip():
             continue
         try:
-            yield parse(line)
+            yield json.loads(line)["time"], parse(line)
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
                 return

@@ -9,6 +9,7 @@ import time
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -137,14 +138,15 @@ def describe(folder: JobFolder) -> dict[str, Any]:
             elif isinstance(event, Regrouped):
                 changes.append(event)
     described["changes"] = [
-        {"generation": c.generation, "step": c.step, "devices": c.devices, "pause_ms": c.pause_ms} for c in changes[-5:]
+        {"generation": c.generation, "step": c.step, "cause": c.cause, "devices": c.devices, "pause_ms": c.pause_ms}
+        for c in changes[-5:]
     ]
     return described
 
 
 def _table(folders: list[JobFolder]) -> Table:
-    columns = ("job", "state", "devices", "virtual nodes per device", "generation", "step", "loss", "examples/s")
-    table = Table(*columns, "resizes", "failures")
+    columns = ("job", "state", "devices", "nodes/device", "gen", "step", "loss", "ex/s", "resizes", "failures")
+    table = Table(*columns, box=box.SIMPLE, pad_edge=False)
     for folder in folders:
         job = describe(folder)
         per_device = " ".join(f"{w['device']}:{len(w['virtual_nodes'])}" for w in job["workers"])
@@ -158,7 +160,7 @@ def _table(folders: list[JobFolder]) -> Table:
 def _print_changes(folder: JobFolder) -> None:
     for change in describe(folder)["changes"]:
         pause = ", ".join(f"{name} {ms:.0f} ms" for name, ms in change["pause_ms"].items())
-        print(f"generation {change['generation']} at step {change['step']}: "
+        print(f"generation {change['generation']} at step {change['step']} ({change['cause']}): "
               f"devices {' '.join(change['devices'])}; {pause}")  # fmt: skip
 
 

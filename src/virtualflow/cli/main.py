@@ -13,6 +13,7 @@ from virtualflow.cli.explain import explain
 from virtualflow.cli.jobs import clean, logs, resize, status, stop
 from virtualflow.cli.join import join
 from virtualflow.cli.run import run
+from virtualflow.cli.timeline import timeline
 from virtualflow.cli.verify import verify
 from virtualflow.errors import VirtualFlowError
 
@@ -31,7 +32,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(explain)
 app.command()(verify)
 app.command()(doctor)
-for verb in (status, resize, stop, logs, join, clean):
+for verb in (status, resize, stop, logs, timeline, join, clean):
     app.command()(verb)
 
 

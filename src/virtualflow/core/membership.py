@@ -49,6 +49,18 @@ class Job:
     resume_from: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the membership, and how long it made this worker stand still: on what, in milliseconds."""
+
+    generation: int
+    cause: str
+    devices: tuple[DeviceId, ...]
+    joined: tuple[DeviceId, ...]
+    left: tuple[DeviceId, ...]
+    pause_ms: dict[str, float]
+
+
 class Membership(Protocol):
     """The job, this worker's device, and who else takes part: all of it may change between two steps."""
 
@@ -67,8 +79,8 @@ class Membership(Protocol):
     @property
     def generation(self) -> int: ...
     @property
-    def pauses(self) -> dict[int, dict[str, float]]:
-        """For each generation that this worker has changed to, how long it stood still, and on what."""
+    def changes(self) -> list[Change]:
+        """The generations that this worker has changed to."""
 
     def mapping(self, virtual_nodes: int) -> Mapping: ...
     def new_trainer(self, virtual_nodes: int, peers: Any) -> int:
@@ -123,7 +135,7 @@ class Solo:
     group = None
     generation = seen = 0
     change_is_due = joining = must_stop = False
-    pauses: dict[int, dict[str, float]] = {}  # noqa: RUF012  (nothing ever changes)
+    changes: list[Change] = []  # noqa: RUF012  (nothing ever changes)
 
     def __init__(self) -> None:
         job_id = new_job_id()

@@ -328,6 +328,8 @@ class Coordinator:
         if worker.remote:
             self.roster.withdraw(worker.device)
         failure = worker.failure
+        if self._outcome is not None:
+            return  # the job is over anyway
         if failure is not None and not failure.consequence:
             self._end(Outcome(code or 1, failure))
         elif code > 0:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from virtualflow.core import faults
 from virtualflow.core.mapping import Mapping, assign, spread
-from virtualflow.core.membership import Handover, Job
+from virtualflow.core.membership import Change, Handover, Job
 from virtualflow.core.roster import Generation
 from virtualflow.errors import CoordinatorLostError, PeerLostError
 from virtualflow.runtime.rendezvous import TorchGroup
@@ -39,7 +39,7 @@ class Member:
         self._agreed = -1
         self._released = self._all_done = self._orphaned = False
         self._results: list[Any] = list(spec.results)
-        self.pauses: dict[int, dict[str, float]] = {}  # how long each change took this worker, and on what
+        self.changes: list[Change] = []
         self._trainers = 0
         self._peers: Any = None
         self._handover: TorchGroup | None = None
@@ -88,7 +88,7 @@ class Member:
         self._agreed = max(self._agreed, generation)
 
     def change(self, send_state: Handover) -> None:
-        new = self._published[self._agreed]
+        new, before = self._published[self._agreed], self.devices
         watch = Stopwatch()
         if new.cause == "loss":
             raise PeerLostError("a worker was lost before this boundary")
@@ -101,7 +101,7 @@ class Member:
             self._wait_for_release(new)
         self._form(new)
         watch.lap("form group")
-        self.pauses[new.number] = watch.milliseconds
+        self._note_change(before, watch)
         self._wire.send(formed=new.number)
 
     @property
@@ -112,7 +112,7 @@ class Member:
         self._end()
 
     def recover(self) -> None:
-        watch = Stopwatch()
+        watch, before = Stopwatch(), self.devices
         self._break_group()
         self._wire.send(lost=self._generation.number)
         new = self._await_loss()
@@ -121,7 +121,7 @@ class Member:
             self._end()
         self._form(new)
         watch.lap("form group")
-        self.pauses[new.number] = watch.milliseconds
+        self._note_change(before, watch)
         self._agreed = -1
         self._wire.send(formed=new.number)
 
@@ -181,6 +181,12 @@ class Member:
         if self._lost_by > new.number:
             raise PeerLostError("a worker was lost before the group was formed")
         group.form(spec.store_host, spec.store_port, spec.address, spec.patience_seconds)
+
+    def _note_change(self, before: tuple[str, ...], watch: Stopwatch) -> None:
+        new = self._generation
+        joined = tuple(device for device in new.devices if device not in before)
+        left = tuple(device for device in before if device not in new.devices)
+        self.changes.append(Change(new.number, new.cause, new.devices, joined, left, watch.milliseconds))
 
     def _handover_group(self, new: Generation) -> TorchGroup:
         ranks = [new.sender, *new.joining]

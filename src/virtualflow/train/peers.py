@@ -158,6 +158,8 @@ class Pending:
 
     def check(self) -> None:
         """Raise an error that names both calls if two workers made different ones."""
+        if not self._calls:
+            self._membership.all_have_seen(self._membership.seen)
         if self._work is None:
             return
         self._work.wait()

@@ -117,7 +117,7 @@ class Trainer:
         self._feed: Feed | None = None
         self._feed_dataset: Dataset | None = None
         self._fed_generation = -1
-        self._told_generation = 0
+        self._changes_told = 0
         self._events = EventLog(self._stream(), lambda: self.is_lead)
         if not self._membership.joining:
             self._write_facts(reduction)
@@ -327,16 +327,20 @@ class Trainer:
             self._fed_generation = self._membership.generation
 
     def _tell_of_changes(self) -> None:
-        current = self._membership.generation
-        if current == self._told_generation:
-            return
-        pauses = {g: p for g, p in self._membership.pauses.items() if self._told_generation < g <= current}
-        for generation, pause in pauses.items():
-            devices = list(self._membership.devices)
+        for change in self._membership.changes[self._changes_told :]:
             self._events.write(
-                Regrouped(generation, self.global_step, devices, {k: round(v, 3) for k, v in pause.items()})
+                Regrouped(
+                    change.generation,
+                    self.global_step,
+                    change.cause,
+                    list(change.devices),
+                    list(change.joined),
+                    list(change.left),
+                    list(self._membership.mapping(len(self._sizes)).devices),
+                    change.pause_ms,
+                )
             )
-        self._told_generation = current
+        self._changes_told = len(self._membership.changes)
 
     def _automatic(self) -> Path:
         return self._membership.job.folder / "checkpoints" / f"step-{self.global_step:09d}.pt"

@@ -1,0 +1,106 @@
+"""``vf timeline``: a picture of which devices ran a job when, drawn from its event stream."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from virtualflow.cli.jobs import JobArgument
+from virtualflow.errors import EventStreamError, LaunchError
+from virtualflow.events import STREAM, Regrouped, RunStarted, StepDone, read_timed_events
+from virtualflow.runtime.folder import JobFolder
+
+WINDOW = 20  # steps over which the throughput is averaged
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A stretch of time with one mapping."""
+
+    start: float
+    end: float
+    nodes: dict[str, int]  # how many virtual nodes each device ran
+
+
+def timeline(
+    job: JobArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The picture to write.")] = Path("timeline.png"),
+) -> None:
+    """Draw which devices ran a job when, how many virtual nodes each, and the throughput."""
+    path = JobFolder.of(job).path / STREAM
+    try:
+        events = list(read_timed_events(path))
+    except EventStreamError:
+        raise LaunchError(f"job {job} has not told anything yet; try again when it trains") from None
+    _draw(_periods(events), _throughput(events), _changes(events), job, output)
+    print(f"wrote {output}")
+
+
+def _periods(events: list[tuple[float, Any]]) -> list[Period]:
+    marks = [(time, event.mapping) for time, event in events if isinstance(event, RunStarted | Regrouped)]
+    if not marks:
+        raise LaunchError("the job has not told of a Trainer yet; try again when it trains")
+    ends = [time for time, _ in marks[1:]] + [events[-1][0]]
+    return [Period(time, end, dict(Counter(mapping))) for (time, mapping), end in zip(marks, ends, strict=True)]
+
+
+def _throughput(events: list[tuple[float, Any]]) -> list[tuple[float, float]]:
+    steps = [(time, event.examples) for time, event in events if isinstance(event, StepDone)]
+    points = []
+    for first, last in zip(steps, steps[WINDOW:], strict=False):
+        if last[0] > first[0]:
+            points.append((last[0], WINDOW * last[1] / (last[0] - first[0])))
+    return points
+
+
+def _changes(events: list[tuple[float, Any]]) -> list[tuple[float, Regrouped]]:
+    return [(time, event) for time, event in events if isinstance(event, Regrouped)]
+
+
+def _draw(
+    periods: list[Period],
+    throughput: list[tuple[float, float]],
+    changes: list[tuple[float, Regrouped]],
+    job: str,
+    output: Path,
+) -> None:
+    try:
+        import matplotlib
+    except ImportError:
+        raise LaunchError("a picture needs matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    zero = periods[0].start
+    devices = sorted({device for period in periods for device in period.nodes}, key=lambda d: (len(d), d))
+    most = max(count for period in periods for count in period.nodes.values())
+    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(10, 1.5 + 0.45 * len(devices) + 2), height_ratios=(
+        0.45 * len(devices) + 0.5, 2))  # fmt: skip
+    for period in periods:
+        for device, count in period.nodes.items():
+            shade = plt.get_cmap("viridis")(0.25 + 0.6 * count / most)
+            width = period.end - period.start
+            top.barh(devices.index(device), width, left=period.start - zero, height=0.8, color=shade, edgecolor="white")
+            top.text(period.start - zero + width / 2, devices.index(device), str(count), ha="center", va="center",
+                     color="white", fontsize=8)  # fmt: skip
+    for time, change in changes:
+        colour = "tab:red" if change.cause == "loss" else "tab:gray"
+        for axis in (top, bottom):
+            axis.axvline(time - zero, color=colour, linestyle=":", linewidth=1)
+        pause = sum(change.pause_ms.values())
+        top.annotate(f"{change.cause} {pause:.0f} ms", (time - zero, len(devices) - 0.4), fontsize=7, color=colour,
+                     rotation=30, annotation_clip=False)  # fmt: skip
+    top.set_yticks(range(len(devices)), [f"device {device}" for device in devices])
+    top.set_title(f"job {job}: virtual nodes on each device", loc="left", pad=38 if changes else 8)
+    if throughput:
+        bottom.plot([time - zero for time, _ in throughput], [speed for _, speed in throughput], color="tab:blue")
+    bottom.set_ylabel("examples/s")
+    bottom.set_xlabel("seconds")
+    bottom.set_ylim(bottom=0)
+    figure.tight_layout()
+    figure.savefig(output, dpi=120)
+    plt.close(figure)
