@@ -180,7 +180,10 @@ class Roster:
         """All are to end at the same boundary, with a checkpoint."""
         self.numbers += 1
         self.target = self.generation.devices
-        return [Publish(Generation(self.numbers, "stop", self.generation.devices))]
+        waiting = self.starting | self.warm | set(self.pending.joining if self.pending is not None else ())
+        self.starting, self.warm = set(), set()
+        publish = Publish(Generation(self.numbers, "stop", self.generation.devices))
+        return [*(Kill(device) for device in sorted(waiting - self.holding)), publish]
 
     def reports_loss(self, device: DeviceId, now: float) -> list[Action]:
         """A worker's collective has failed: somebody is gone, or late."""

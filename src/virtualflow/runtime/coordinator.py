@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import signal
@@ -26,6 +27,7 @@ from virtualflow.runtime.wire import Wire, generation_to_json
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
 TICK_SECONDS = 0.1
+LATE_STOP = "the workers did not reach a step boundary in time, so the job was stopped without a new checkpoint\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Coordinator:
         self._outcome: Outcome | None = None
         self._store_port = 0
         self._stopping = False
+        self._stop_before = math.inf
         self._told = ""
         self._host = "127.0.0.1"
         self._token = b""
@@ -94,6 +97,8 @@ class Coordinator:
             while self._outcome is None:
                 self._pump(TICK_SECONDS)
                 self._carry_out(self.roster.tick(time.monotonic()))
+                if time.monotonic() > self._stop_before:
+                    self._end(Outcome(1, Failure("", "late", LATE_STOP, consequence=False)))
                 self._write_state()
         return self._outcome
 
@@ -284,6 +289,7 @@ class Coordinator:
         """End the job, with a checkpoint to go on from if one is wanted."""
         self._stopping = True
         if checkpoint and self.roster.mapping is not None:
+            self._stop_before = time.monotonic() + 2 * self._job.patience_seconds
             self._carry_out(self.roster.stop())
         else:
             self._end(Outcome(0))
