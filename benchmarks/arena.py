@@ -70,17 +70,20 @@ def race(contenders: Sequence[Contender], rounds: int, *, launches: int = 1, war
                 order = list(contenders)
                 shuffle(order)
                 for contender in order:
-                    segment = _segment(connections[contender.name], contender.steps)
+                    segment = _segment(contender, connections[contender.name])
                     if number >= warmup:
                         runs.note(contender.name, *segment)
     return runs
 
 
-def _segment(lines: list[TextIO], steps: int) -> tuple[float, float]:
+def _segment(contender: Contender, lines: list[TextIO]) -> tuple[float, float]:
     """One segment: as long as its slowest device took; the CPU time of all."""
     for line in lines:
-        print(steps, file=line, flush=True)
-    answers = [json.loads(line.readline() or '{"seconds": NaN, "cpu_seconds": NaN}') for line in lines]
+        print(contender.steps, file=line, flush=True)
+    texts = [line.readline() for line in lines]
+    if not all(texts):
+        raise RuntimeError(f"contender {contender.name!r} of {contender.setting} ended in the middle of a race")
+    answers = [json.loads(text) for text in texts]
     return max(a["seconds"] for a in answers), sum(a["cpu_seconds"] for a in answers)
 
 
@@ -92,17 +95,30 @@ def started(contenders: Sequence[Contender]) -> Iterator[dict[str, list[TextIO]]
         listening = owned.enter_context(socket.socket(socket.AF_UNIX))
         listening.bind(f"{folder}/arena")
         listening.listen()
-        listening.settimeout(START_SECONDS)
+        listening.settimeout(1.0)
         connections: dict[str, list[TextIO]] = {contender.name: [] for contender in contenders}
+        processes = {}
         for contender in contenders:
-            owned.callback(_end, _start(contender, folder))
+            processes[contender.name] = _start(contender, folder)
+            owned.callback(_end, processes[contender.name])
         for _ in range(sum(contender.devices for contender in contenders)):
-            connection, _ = listening.accept()
+            connection = _accepted(listening, processes, folder)
             connection.settimeout(SEGMENT_SECONDS)
             owned.callback(connection.close)
             lines = connection.makefile("rw", buffering=1)
             connections[json.loads(lines.readline())["name"]].append(lines)
         yield connections
+
+
+def _accepted(listening: socket.socket, processes: dict[str, subprocess.Popen[bytes]], folder: str) -> socket.socket:
+    """The next connection, unless a contender ends before it makes one."""
+    for _ in range(int(START_SECONDS)):
+        with contextlib.suppress(TimeoutError):
+            return listening.accept()[0]
+        for name, process in processes.items():
+            if process.poll() is not None:
+                raise RuntimeError(f"contender {name!r} ended:\n{Path(folder, f'{name}.log').read_text()[-2000:]}")
+    raise RuntimeError(f"a contender did not start within {START_SECONDS:.0f} s")
 
 
 def _start(contender: Contender, folder: str) -> subprocess.Popen[bytes]:

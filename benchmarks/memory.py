@@ -63,7 +63,9 @@ def _measured(kind: str, setting: str, virtual_nodes: int, steps: int, what: str
     command = [sys.executable, "-m", "benchmarks.memory_point", kind, setting, str(virtual_nodes), str(steps), what]
     with tempfile.TemporaryDirectory(prefix="vf-bench-") as home:
         environment = os.environ | {"VF_HOME": home, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

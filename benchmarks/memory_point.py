@@ -37,8 +37,8 @@ def watched(setting: Setting, ledger: Ledger) -> Setting:
         made = setting.optimizer(model)
 
         def told(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            states = [state for state in optimizer.state.values()]
-            ledger.tag("optimizer", [value for state in states for value in state.values() if isinstance(value, Tensor)])
+            states = [value for state in optimizer.state.values() for value in state.values()]
+            ledger.tag("optimizer", [value for value in states if isinstance(value, Tensor)])
             sums = [item.sums for item in gc.get_objects() if isinstance(item, Accumulator)]
             ledger.tag("accumulator", sums)
 

@@ -38,13 +38,15 @@ def ratio(baseline_seconds: Sequence[float], seconds: Sequence[float]) -> Ratio:
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
     for row in rows:
         table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
     # Wide, whatever the terminal: a table in a log must not be cut.
-    Console(width=130, highlight=False).print(table)
+    console = Console(width=130, highlight=False)
+    console.print(f"\n{title}", markup=False)
+    console.print(table)
 
 
 def save(name: str, content: Any) -> Path:

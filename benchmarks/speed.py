@@ -74,7 +74,9 @@ def _line(contender: Contender, runs: Runs) -> Line:
 
 
 def _show(setting: str, devices: int, lines: list[Line], runs: Runs) -> None:
-    title = f"{SETTINGS[setting].title}; {devices} device(s), {VIRTUAL_NODES} virtual nodes; baseline {BASELINE[devices]}"
+    title = (
+        f"{SETTINGS[setting].title}; {devices} device(s), {VIRTUAL_NODES} virtual nodes; baseline {BASELINE[devices]}"
+    )
     rows = []
     for line in lines:
         rows.append(

@@ -58,7 +58,7 @@ def main() -> None:
     console.print("\n[bold]Are the two runs equal?[/] [cyan]vf verify[/] says:")
     vf("verify", *(str(run.folder) for run in ours), home=given.out)
     console.print(f"\n[bold]Plain PyTorch[/]: {DEVICE_BATCH} examples on each device, the same learning rate")
-    plain = [train_without(devices, given) for devices in DEVICES]
+    plain = train_without(given)
     console.print(table([*ours, *plain]))
     console.print(
         "With virtual nodes, the number of devices decides how long it takes. Without, it decides what comes out, for "
@@ -91,15 +91,16 @@ def train_with_virtual_nodes(devices: int, given: argparse.Namespace) -> Run:
     )
 
 
-def train_without(devices: int, given: argparse.Namespace) -> Run:
+def train_without(given: argparse.Namespace) -> list[Run]:
     """Run shrinking_batch.py: DistributedDataParallel, with what the devices can hold as the batch."""
-    console.print(f"\n[cyan]python examples/shrinking_batch.py --devices {devices}[/]")
-    report = given.out / f"plain-{devices}.json"
-    sizes = ["--devices", devices, "--device-batch", DEVICE_BATCH]
-    call(HERE / "shrinking_batch.py", *sizes, "--lr", LEARNING_RATE, "--epochs", given.epochs, "--out", report)
-    told = json.loads(report.read_text())
-    batch_size = devices * DEVICE_BATCH
-    return Run("plain PyTorch", devices, batch_size, given.epochs, told["losses"], told["accuracies"][-1])
+    console.print(f"\n[cyan]python examples/shrinking_batch.py --devices {' '.join(map(str, DEVICES))}[/]")
+    sizes = ["--devices", *DEVICES, "--device-batch", DEVICE_BATCH]
+    call(HERE / "shrinking_batch.py", *sizes, "--lr", LEARNING_RATE, "--epochs", given.epochs, "--out", given.out)
+    told = {devices: json.loads((given.out / f"plain-{devices}.json").read_text()) for devices in DEVICES}
+    return [
+        Run("plain PyTorch", n, n * DEVICE_BATCH, given.epochs, told[n]["losses"], told[n]["accuracies"][-1])
+        for n in DEVICES
+    ]
 
 
 def vf(*arguments: object, home: Path) -> None:

@@ -1,6 +1,6 @@
 """The digits of digits_resnet.py in plain PyTorch, without virtual nodes: what a device can't hold is not trained on.
 
-    python examples/shrinking_batch.py --devices 3
+    python examples/shrinking_batch.py --devices 1 3      # on 1 device, then on 3
 
 Each device takes as many examples as it can hold, so the global batch follows the number of devices, while the
 learning rate stays as it was tuned: the baseline of the paper (TF* there), and the second half of `make demo`.
@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import torch._dynamo  # which every optimizer imports: once here, not again on each device
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing import start_processes
@@ -25,14 +26,16 @@ from digits_resnet import Digits, ResNet, loss_fn, right_answers
 def main() -> None:
     given = options()
     torch.set_num_threads(1)  # a device is one core, as under `vf run`
-    with tempfile.NamedTemporaryFile() as meeting_point:
-        # Forked, so that PyTorch is imported once.
-        start_processes(drive, (given, meeting_point.name), nprocs=given.devices, start_method="fork")
+    for devices in given.devices:
+        print(f"{devices} device(s), batch {devices * given.device_batch}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            # Forked, so that all this is imported once.
+            start_processes(drive, (devices, given, f"{folder}/meet"), nprocs=devices, start_method="fork")
 
 
-def drive(rank: int, given: argparse.Namespace, meeting_point: str) -> None:
+def drive(rank: int, devices: int, given: argparse.Namespace, meeting_point: str) -> None:
     """What each device does."""
-    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=given.devices)
+    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=devices)
     torch.manual_seed(given.seed)
     model = ResNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9, weight_decay=5e-4)
@@ -40,7 +43,7 @@ def drive(rank: int, given: argparse.Namespace, meeting_point: str) -> None:
     random.seed(given.seed + rank)  # for the shifts: another stream on each device
     report = train(DistributedDataParallel(model), optimizer, schedule, given)
     if given.out and rank == 0:
-        Path(given.out).write_text(json.dumps(report))
+        (given.out / f"plain-{devices}.json").write_text(json.dumps(report))
     dist.destroy_process_group()
 
 
@@ -87,12 +90,12 @@ def accuracy(model: DistributedDataParallel) -> float:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Plain PyTorch, with a batch that follows the number of devices.")
-    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--devices", type=int, nargs="+", default=[1], metavar="N")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--device-batch", type=int, default=8, help="what a device can hold (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=0.4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", metavar="PATH", help="write losses and accuracies here, as JSON")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write losses and accuracies here, as plain-N.json")
     return parser.parse_args()
 
 

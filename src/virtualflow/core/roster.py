@@ -5,7 +5,8 @@ The coordinator feeds it what happens to workers and carries out what it says. T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from virtualflow.core.mapping import DeviceId, Mapping, assign, rebalance, spread
@@ -74,7 +75,7 @@ class Roster:
     owners: tuple[int, ...] | None = None
     replace_lost: bool = True
     patience_seconds: float = 30.0
-    max_losses: int = 6  # in a row, without a new generation that lasted
+    max_losses: int = 6  # in a row, of workers that had hardly joined
     generation: Generation = field(init=False)
     pending: Generation | None = None  # published, and not yet formed by all
     target: tuple[DeviceId, ...] = ()
@@ -82,12 +83,17 @@ class Roster:
     warm: set[DeviceId] = field(default_factory=set)  # started, and waiting to be let in
     guests: set[DeviceId] = field(default_factory=set)  # started elsewhere
     starting: set[DeviceId] = field(default_factory=set)
+    dismissed: set[DeviceId] = field(default_factory=set)  # killed on purpose: their end is no loss
     holding: set[DeviceId] = field(default_factory=set)  # joiners that have the state
     formed: set[DeviceId] = field(default_factory=set)
     done: set[DeviceId] = field(default_factory=set)
     lost_at: dict[DeviceId, float] = field(default_factory=dict)  # who has reported a lost peer, and when
+    told_of_loss: int = 0  # the newest generation that was published because of a loss
+    joined_at: dict[DeviceId, float] = field(default_factory=dict)
     losses: int = 0
     not_before: float = 0.0  # when the next replacement may start
+    stopping: bool = False
+    told_to_stop: int = -1  # the newest generation that was told to stop
     numbers: int = 0
     resizes: int = 0
     failures: int = 0
@@ -95,6 +101,7 @@ class Roster:
     def __post_init__(self) -> None:
         self.generation = Generation(0, "start", self.devices)
         self.target = self.devices
+        self.joined_at = dict.fromkeys(self.devices, -math.inf)
 
     @property
     def members(self) -> tuple[DeviceId, ...]:
@@ -113,6 +120,7 @@ class Roster:
         if self.mapping is None:
             devices = self.generation.devices
             self.mapping = assign(self.owners, count, devices) if self.owners else spread(count, devices)
+            self.target = self.target[:count]  # more may have been asked for before anybody knew
 
     def resize(self, devices: Sequence[DeviceId], now: float) -> list[Action]:
         """Another set of devices is wanted. The last request wins."""
@@ -140,7 +148,7 @@ class Roster:
 
     def withdraw(self, device: DeviceId) -> None:
         """A device that can't be had again: only whoever started its worker could."""
-        self.target = tuple(d for d in self.target if d != device)
+        self.target = tuple(d for d in self.target if d != device) or self.generation.devices
 
     def ready(self, device: DeviceId, now: float) -> list[Action]:
         """A worker that joins has built its model and waits."""
@@ -162,7 +170,7 @@ class Roster:
         self.lost_at.clear()
         if self.generation.cause == "resize":
             self.resizes += 1
-            self.losses = 0
+            self.joined_at |= dict.fromkeys(self.generation.joining, now)
         if self.generation.owners is not None:
             self.mapping = Mapping(self.generation.owners)
         actions: list[Action] = [Release(d) for d in before.devices if d not in self.generation.devices]
@@ -172,22 +180,21 @@ class Roster:
         """A worker was told to go (a preemption): it leaves at the next boundary."""
         others = tuple(d for d in self.target if d != device)
         if not others:
-            return [GiveUp(f"the last worker, of device {device}, was told to leave")]
+            return self.stop(now)  # nobody else could hold the state
         self.target = others
         return self._towards_target(now)
 
-    def stop(self) -> list[Action]:
-        """All are to end at the same boundary, with a checkpoint."""
-        self.numbers += 1
+    def stop(self, now: float) -> list[Action]:
+        """All are to end at the same boundary, with a checkpoint. A change that is under way comes first."""
+        self.stopping = True
         self.target = self.generation.devices
-        waiting = self.starting | self.warm | set(self.pending.joining if self.pending is not None else ())
-        self.starting, self.warm = set(), set()
-        publish = Publish(Generation(self.numbers, "stop", self.generation.devices))
-        return [*(Kill(device) for device in sorted(waiting - self.holding)), publish]
+        return self._towards_target(now)
 
-    def reports_loss(self, device: DeviceId, now: float) -> list[Action]:
-        """A worker's collective has failed: somebody is gone, or late."""
-        self.lost_at.setdefault(device, now)
+    def reports_loss(self, device: DeviceId, number: int, now: float) -> list[Action]:
+        """A worker's collective has failed in generation *number*: somebody is gone, or late."""
+        # If it is a loss that all are told of already, whoever has not noticed may simply be busy.
+        if number >= self.told_of_loss:
+            self.lost_at.setdefault(device, now)
         return []
 
     def tick(self, now: float) -> list[Action]:
@@ -208,28 +215,38 @@ class Roster:
     def ended(self, device: DeviceId, now: float) -> list[Action]:
         """A worker's script has come to its end; the worker stays until all have."""
         self.done.add(device)
-        if self.done >= set(self.generation.devices) and self.pending is None:
-            return [Finish()]
-        return []
+        if not self.done >= set(self.generation.devices):
+            return []
+        if self.pending is not None and self.pending.cause == "loss":
+            return []
+        # A resize that is still under way has no boundary left to happen at.
+        joining = set(self.pending.joining) if self.pending is not None else set()
+        return [*self._dismiss(self.warm | self.starting | joining), Finish()]
 
     def gone(self, device: DeviceId, now: float) -> list[Action]:
         """A worker's process is no more."""
-        self.failures += 1
-        self.starting.discard(device)
         was_warm = device in self.warm
+        self.starting.discard(device)
         self.warm.discard(device)
+        if device in self.dismissed:
+            self.dismissed.discard(device)
+            return []
+        self.failures += 1
+        if not self.replace_lost:
+            self.withdraw(device)
         if device not in self.members and device not in (self.pending.devices if self.pending else ()):
             if was_warm or device in self.target:
-                self._back_off(now)
+                self._back_off(device, now)
             return self._give_up_if_hopeless()
         if device not in self.generation.devices and device not in self.holding:
-            self._back_off(now)  # a joiner without the state: the others have all they need
+            self._back_off(device, now)  # a joiner without the state: the others have all they need
         elif device in self.target:
-            self._back_off(now)
+            self._back_off(device, now)
         return self._give_up_if_hopeless() or self._publish_loss((device,))
 
-    def _back_off(self, now: float) -> None:
-        self.losses += 1
+    def _back_off(self, device: DeviceId, now: float) -> None:
+        lasted_seconds = now - self.joined_at.get(device, now)
+        self.losses = self.losses + 1 if lasted_seconds < YOUNG_SECONDS else 1
         self.not_before = now + min(0.1 * 2.0**self.losses, 10.0)
 
     def _give_up_if_hopeless(self) -> list[Action]:
@@ -247,26 +264,49 @@ class Roster:
         survivors = tuple(d for d in self.members if d not in lost)
         if not survivors:
             return [GiveUp("all workers were lost")]
-        without_state = [d for d in (self.pending.joining if self.pending else ()) if d not in self.holding]
-        actions: list[Action] = [Kill(d) for d in without_state if d not in lost]
-        self.warm -= set(without_state)
+        joining = self.pending.joining if self.pending is not None else ()
+        actions = self._dismiss(d for d in joining if d not in self.holding and d not in lost)
+        surplus = self._surplus(survivors)
+        survivors = tuple(d for d in survivors if d not in surplus)
         self.generation = replace(self.generation, devices=survivors)
         self.done &= set(survivors)
-        return [*actions, Publish(self._next("loss", survivors))]
+        generation = self._next("loss", survivors)
+        self.told_of_loss = generation.number
+        return [*actions, *(Release(d) for d in surplus), Publish(generation)]
+
+    def _surplus(self, survivors: Sequence[DeviceId]) -> list[DeviceId]:
+        """Those who were to leave, as far as there are more *survivors* than virtual nodes with those who join."""
+        if self.mapping is None or self.pending is None or len(survivors) <= self.mapping.virtual_nodes:
+            return []
+        leaving = [d for d in survivors if d not in self.pending.devices]
+        return leaving[: len(survivors) - self.mapping.virtual_nodes]
+
+    def _dismiss(self, devices: Iterable[DeviceId]) -> list[Action]:
+        """Kill workers that join: they are of no use any more."""
+        unused = sorted(devices)
+        self.dismissed |= set(unused)
+        self.warm -= set(unused)
+        self.starting -= set(unused)
+        return [Kill(d) for d in unused]
+
+    def _publish_stop(self) -> list[Action]:
+        if self.told_to_stop == self.generation.number:
+            return []
+        self.told_to_stop = self.generation.number  # told again after a loss: that generation is another one
+        self.numbers += 1
+        return [Publish(Generation(self.numbers, "stop", self.generation.devices))]
 
     def _towards_target(self, now: float) -> list[Action]:
         """What brings the membership nearer to what is wanted. Nothing while a change is under way."""
         if self.pending is not None or self.done or self.mapping is None:
             return []
-        present = self.generation.devices
-        wanted = self.target if self.replace_lost else tuple(d for d in self.target if d in present or d in self.warm)
-        actions: list[Action] = [Kill(d) for d in sorted(self.warm | self.starting) if d not in wanted]
-        self.warm &= set(wanted)
-        self.starting &= set(wanted)
+        present, wanted = self.generation.devices, self.target
+        if self.stopping:
+            return self._dismiss(self.warm | self.starting) + self._publish_stop()
+        actions = self._dismiss(d for d in self.warm | self.starting if d not in wanted)
         missing = [d for d in wanted if d not in present and d not in self.warm and d not in self.starting]
         if missing and now >= self.not_before:
-            self.starting |= set(missing)
-            actions += [Start(d) for d in missing]
+            actions += self._start(missing)
             missing = []
         if self.starting or missing:
             return actions  # train on until all who join are warm
@@ -275,6 +315,13 @@ class Roster:
             joining = tuple(d for d in wanted if d not in present)
             actions.append(Publish(self._next("resize", (*stay, *joining), joining)))
         return actions
+
+    def _start(self, devices: Sequence[DeviceId]) -> list[Action]:
+        self.starting |= set(devices)
+        self.dismissed -= set(devices)
+        for device in devices:
+            self.joined_at.pop(device, None)
+        return [Start(d) for d in devices]
 
     def _next(self, cause: str, devices: tuple[DeviceId, ...], joining: tuple[DeviceId, ...] = ()) -> Generation:
         self.numbers += 1
@@ -293,3 +340,4 @@ class Roster:
 
 
 LATE_SECONDS = 1.0  # between the first report of a broken group and the last one that is still believable
+YOUNG_SECONDS = 10.0  # a worker that is lost sooner after it joined was of no use

@@ -290,7 +290,7 @@ class Coordinator:
         self._stopping = True
         if checkpoint and self.roster.mapping is not None:
             self._stop_before = time.monotonic() + 2 * self._job.patience_seconds
-            self._carry_out(self.roster.stop())
+            self._carry_out(self.roster.stop(time.monotonic()))
         else:
             self._end(Outcome(0))
 
@@ -310,9 +310,10 @@ class Coordinator:
         if "formed" in message:
             actions = self.roster.has_formed(device, message["formed"], now)
         if "lost" in message:
-            actions = self.roster.reports_loss(device, now)
+            actions = self.roster.reports_loss(device, message["lost"], now)
         if "leaving" in message:
             actions = self.roster.leaves(device, now)
+            self._stopping |= self.roster.stopping
         if "done" in message:
             actions = self.roster.ended(device, now)
         if "result" in message:

@@ -1,0 +1,205 @@
+"""Resizes and deaths: how long training stands still, here and under torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from virtualflow.events import STREAM, Regrouped, StepDone, read_timed_events
+from virtualflow.runtime.coordinator import Coordinator
+from virtualflow.runtime.folder import JobFolder, JobSpec
+from virtualflow.runtime.local import LocalBackend
+
+SCRIPT = Path(__file__).with_name("elastic_job.py")
+LARGE, SMALL = 5000, 256  # 25 million parameters, and few
+GIVE_UP = 120.0  # seconds until torchrun counts as not coming back
+WARM_UP, AFTER = 12, 12  # steps before something happens, and after
+
+
+class Quiet:
+    """Takes what workers print, and shows nothing."""
+
+    def write(self, device: str, stream: str, data: bytes, *, lead: bool) -> None: ...
+    def close(self) -> None: ...
+
+
+def run_through(
+    backend: LocalBackend, devices: int, width: int, acts: list[Callable[[Coordinator], None]]
+) -> list[float]:
+    """Train, do each of *acts* in turn, and return how long each made training stand still, in seconds."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = JobFolder(Path(name) / "job")
+        names = tuple(str(device) for device in range(devices))
+        job = JobSpec("bench", str(SCRIPT), (str(width), "1000"), names, checkpoint_every=0)
+        folder.create(job)
+        struck: list[float] = []
+        left = list(acts)
+
+        def tick() -> None:
+            if not (folder.path / STREAM).exists():
+                return
+            settled = coordinator.roster.is_settled
+            times = [t for t, e in read_timed_events(folder.path / STREAM) if isinstance(e, StepDone)]
+            quiet_since = struck[-1] if struck else 0.0
+            if settled and sum(t > quiet_since + 1.0 for t in times) >= WARM_UP:
+                if not left:
+                    coordinator.stop(checkpoint=False)
+                    return
+                struck.append(time.time())
+                left.pop(0)(coordinator)
+
+        coordinator = Coordinator(job, folder, backend, Quiet(), tick)
+        coordinator.run()
+        return _pauses(list(read_timed_events(folder.path / STREAM)), struck)
+
+
+def _pauses(events: list[tuple[float, Any]], struck: list[float]) -> list[float]:
+    """For each strike, the longest gap between two steps around its change, less one ordinary step."""
+    steps = [time for time, event in events if isinstance(event, StepDone)]
+    changes = [time for time, event in events if isinstance(event, Regrouped)]
+    pauses = []
+    for begun in struck:
+        change = next(time for time in changes if time > begun)
+        before = max(time for time in steps if time < change - 1e-4)
+        # A loss is told at the next boundary, so the step that it interrupted may come before or after its event.
+        near = [t for t in steps if before - 5 < t < change + 5]
+        gaps = [(b - a, b) for a, b in pairwise(near) if begun - 0.2 < b < change + 3]
+        ordinary = statistics.median(b - a for a, b in pairwise(near))
+        pauses.append(max(gap for gap, _ in gaps) - ordinary)
+    return pauses
+
+
+def kill(device: str) -> Callable[[Coordinator], None]:
+    def act(coordinator: Coordinator) -> None:
+        pids = {worker["device"]: worker["pid"] for worker in coordinator.state()["workers"]}
+        os.kill(pids[device], signal.SIGKILL)
+
+    return act
+
+
+def resize(devices: int) -> Callable[[Coordinator], None]:
+    return lambda coordinator: coordinator.resize(devices)
+
+
+def torchrun(width: int, act: str) -> float:
+    """Time lost under torchrun when a worker is killed, or when a second agent brings a third worker."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", 
+                   "--rdzv-endpoint=127.0.0.1:29533", "--rdzv-id=b", "--max-restarts=3"]  # fmt: skip
+        script = ["-m", "benchmarks.elastic_torchrun", str(width), str(folder)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
+        workers = "3" if act == "kill" else "2"
+        first = subprocess.Popen([*command, "--nnodes=1:2", f"--nproc-per-node={workers}", *script], **quiet)
+        second = None
+        try:
+            _wait(lambda: len(_steps(folder)) > WARM_UP)
+            struck = time.time()
+            if act == "kill":
+                os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
+            else:
+                second = subprocess.Popen([*command, "--nnodes=1:2", "--nproc-per-node=1", *script], **quiet)
+            best = max(step for _, step, _ in _steps(folder))
+            try:
+                _wait(lambda: any(t > struck + 1 and s > best + AFTER for t, s, _ in _steps(folder)), GIVE_UP)
+            except TimeoutError:
+                return GIVE_UP  # it did not come back: at least this long
+            steps = _steps(folder)
+            # Steps that are made a second time are lost too.
+            news, highest = [], 0
+            for at, step, _ in steps:
+                if step > highest:
+                    highest = step
+                    news.append(at)
+            gaps = [b - a for a, b in pairwise(news)]
+            return max(gaps) - statistics.median(gaps)
+        finally:
+            (folder / "enough").touch()
+            for process in (first, second):
+                if process is not None:
+                    process.terminate()
+            for process in (first, second):
+                if process is not None:
+                    try:
+                        process.wait(timeout=40)
+                    except subprocess.TimeoutExpired:
+                        process.kill()
+
+
+def _steps(folder: Path) -> list[tuple[float, int, int]]:
+    if not (folder / "steps").exists():
+        return []
+    rows = [line.split() for line in (folder / "steps").read_text().splitlines()]
+    return [(float(at), int(step), int(size)) for at, step, size in rows if size]
+
+
+def _wait(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("torchrun did not get there in time")
+        time.sleep(0.1)
+
+
+BROADCAST = """
+import sys, time, torch
+from torch import distributed as dist
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29544", rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
+torch.set_num_threads(1)
+state = torch.zeros(int(sys.argv[3]))
+times = []
+for _ in range(5):
+    dist.barrier()
+    started = time.perf_counter()
+    dist.broadcast(state, 0)
+    dist.barrier()
+    times.append(time.perf_counter() - started)
+if sys.argv[1] == "0":
+    print(sorted(times)[2])
+"""
+
+
+def bare_broadcast(workers: int, floats: int) -> float:
+    """Seconds that gloo takes to broadcast the state alone."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", BROADCAST, str(rank), str(workers), str(floats)], stdout=subprocess.PIPE
+        )
+        for rank in range(workers)
+    ]
+    return float(started[0].communicate(timeout=120)[0])
+
+
+def measure() -> Iterator[tuple[str, float]]:
+    """All figures, in seconds, as they come."""
+    parameters = 64 * LARGE + LARGE * LARGE + 10 * LARGE + 2 * LARGE + 10
+    yield "broadcast of the state to 2 others", bare_broadcast(3, 2 * parameters)
+    with LocalBackend() as backend:
+        grow, shrink, again = run_through(backend, 2, LARGE, [resize(4), resize(2), resize(4)])
+        yield "grow 2 to 4", min(grow, again)
+        yield "shrink 4 to 2", shrink
+        yield "kill 1 of 5", statistics.median(run_through(backend, 5, SMALL, [kill("3"), kill("0"), kill("2")]))
+        yield "kill 1 of 3", statistics.median(run_through(backend, 3, SMALL, [kill("1"), kill("1")]))
+        yield "grow 2 to 3", run_through(backend, 2, SMALL, [resize(3)])[0]
+    yield "torchrun, kill 1 of 3", torchrun(SMALL, "kill")
+    yield "torchrun, grow 2 to 3", torchrun(SMALL, "grow")
+
+
+def main() -> None:
+    """``python -m benchmarks.elastic``: about six minutes."""
+    for name, seconds in measure():
+        print(f"{1000 * seconds:10.1f} ms  {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

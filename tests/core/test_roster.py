@@ -1,0 +1,565 @@
+"""The membership of a job as a value: an event in, actions out. No process, no clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virtualflow.core.mapping import Mapping, rebalance, spread
+from virtualflow.core.roster import Action, Finish, Generation, GiveUp, Kill, Publish, Release, Roster, Start
+from virtualflow.errors import MappingError
+
+
+def running(devices: str = "012", virtual_nodes: int = 8, replace_lost: bool = True) -> Roster:
+    """A job whose workers have started, each device named by a letter."""
+    roster = Roster(tuple(devices), replace_lost=replace_lost)
+    roster.virtual_nodes_known(virtual_nodes)
+    return roster
+
+
+def published(actions: list[Action]) -> Generation:
+    """The one generation among *actions*."""
+    (generation,) = [action.generation for action in actions if isinstance(action, Publish)]
+    return generation
+
+
+def all_ready(roster: Roster, devices: str, now: float = 0.0) -> list[Action]:
+    return [action for device in devices for action in roster.ready(device, now)]
+
+
+def all_formed(roster: Roster, now: float = 0.0) -> list[Action]:
+    """Everybody goes through the pending change."""
+    pending = roster.pending
+    assert pending is not None
+    for device in pending.joining:
+        roster.holds_state(device)
+    return [action for device in pending.devices for action in roster.has_formed(device, pending.number, now)]
+
+
+def resized(roster: Roster, devices: str, now: float = 0.0) -> list[Action]:
+    """Take *roster* to *devices*, all the way."""
+    started = [action.device for action in roster.resize(tuple(devices), now) if isinstance(action, Start)]
+    all_ready(roster, "".join(started), now)
+    return all_formed(roster, now)
+
+
+def nodes(roster: Roster) -> dict[str, int]:
+    assert roster.mapping is not None
+    return dict(Counter(roster.mapping.devices))
+
+
+def test_growing_trains_on_until_all_who_join_are_ready() -> None:
+    roster = running("01")
+    assert roster.resize(("0", "1", "2", "3"), 0.0) == [Start("2"), Start("3")]
+    assert roster.ready("2", 1.0) == []
+    assert roster.tick(1.5) == []
+    new = published(roster.ready("3", 2.0))
+    assert new == replace(
+        new, number=1, cause="resize", devices=("0", "1", "2", "3"), joining=("2", "3"), leaving=(), sender="0"
+    )
+    assert Counter(new.owners) == dict.fromkeys("0123", 2)
+    assert not roster.is_settled
+    assert roster.has_formed("0", new.number, 3.0) == []
+    assert all_formed(roster, 3.0) == []
+    assert roster.is_settled
+    assert (roster.generation, roster.resizes, nodes(roster)) == (new, 1, dict.fromkeys("0123", 2))
+
+
+def test_shrinking_starts_nobody_and_releases_those_who_leave_once_the_others_have_formed() -> None:
+    roster = running("0123")
+    new = published(roster.resize(("0", "2"), 0.0))
+    assert (new.devices, new.joining, new.leaving, new.sender) == (("0", "2"), (), ("1", "3"), None)
+    assert roster.has_formed("0", new.number, 1.0) == []
+    assert roster.has_formed("2", new.number, 1.0) == [Release("1"), Release("3")]
+    assert nodes(roster) == {"0": 4, "2": 4}
+
+
+def test_on_wholly_other_devices_one_who_leaves_sends_the_state_and_stays_until_all_have_formed() -> None:
+    roster = running("01", virtual_nodes=2)
+    assert roster.resize(("a", "b"), 0.0) == [Start("a"), Start("b")]
+    new = published(all_ready(roster, "ab"))
+    assert (new.devices, new.joining, new.leaving) == (("a", "b"), ("a", "b"), ("0", "1"))
+    assert new.sender in new.leaving
+    roster.holds_state("a")
+    assert roster.has_formed("a", new.number, 1.0) == []
+    roster.holds_state("b")
+    assert roster.has_formed("b", new.number, 1.0) == [Release("0"), Release("1")]
+
+
+def test_the_last_resize_wins_over_one_whose_workers_are_starting() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2", "3"), 0.0)
+    roster.ready("2", 0.0)
+    assert roster.resize(("0", "1", "3"), 1.0) == [Kill("2")]
+    assert published(roster.ready("3", 2.0)).devices == ("0", "1", "3")
+
+
+def test_the_last_resize_wins_over_one_that_is_being_carried_out() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2"), 0.0)
+    first = published(roster.ready("2", 0.0))
+    assert roster.resize(("0", "1", "2", "3", "4"), 0.0) == []
+    assert roster.resize(("1",), 0.0) == []
+    last = published(all_formed(roster))
+    assert (last.number, last.devices, last.leaving) == (first.number + 1, ("1",), ("0", "2"))
+
+
+def test_a_resize_back_to_what_is_there_dismisses_those_who_were_starting() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2"), 0.0)
+    assert roster.resize(("0", "1"), 0.0) == [Kill("2")]
+    assert roster.is_settled
+    assert roster.gone("2", 0.1) == []
+    assert (roster.failures, roster.losses) == (0, 0)  # killed on purpose
+
+
+def test_late_news_of_a_worker_that_was_dismissed_changes_nothing() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2"), 0.0)
+    roster.resize(("0", "1"), 0.0)
+    assert roster.ready("2", 0.0) == [Kill("2")]
+    assert roster.gone("2", 0.1) == []
+    assert roster.is_settled
+    assert roster.tick(1.0) == []
+
+
+def test_after_a_death_the_others_go_on_at_once_and_a_replacement_joins_later() -> None:
+    roster = running("012", virtual_nodes=6)
+    new = published(roster.gone("0", 10.0))
+    assert (new.cause, new.devices, new.joining) == ("loss", ("1", "2"), ())
+    assert Counter(new.owners) == {"1": 3, "2": 3}
+    assert all_formed(roster, 10.0) == []  # not at once: something may be wrong with the device
+    assert not roster.is_settled
+    assert roster.tick(20.0) == [Start("0")]
+    assert published(roster.ready("0", 21.0)).joining == ("0",)
+    all_formed(roster, 21.0)
+    assert roster.is_settled
+    assert (roster.failures, nodes(roster)) == (1, {"0": 2, "1": 2, "2": 2})
+
+
+def test_a_second_death_before_the_others_have_formed() -> None:
+    roster = running("0123")
+    first = published(roster.gone("1", 0.0))
+    assert roster.has_formed("0", first.number, 0.0) == []
+    second = published(roster.gone("0", 0.1))
+    assert (second.cause, second.devices) == ("loss", ("2", "3"))
+    assert roster.has_formed("2", first.number, 0.2) == []  # of a generation that is over
+    all_formed(roster, 0.3)
+    assert roster.generation == second
+
+
+def test_a_death_while_the_state_moves_drops_joiners_without_it_and_keeps_those_that_hold_it() -> None:
+    roster = running("012")
+    roster.resize(tuple("012345"), 0.0)
+    all_ready(roster, "345")
+    roster.holds_state("4")
+    actions = roster.gone("1", 1.0)
+    assert actions[:-1] == [Kill("3"), Kill("5")]
+    assert published(actions).devices == ("0", "2", "4")
+    for device in "35":
+        assert roster.gone(device, 1.1) == []
+    assert roster.failures == 1  # those that were killed on purpose have not failed
+    assert all_formed(roster, 60.0) == [Start("1"), Start("3"), Start("5")]
+
+
+def test_a_death_while_many_join_does_not_end_the_job() -> None:
+    roster = running("01", virtual_nodes=16)
+    roster.resize(tuple("0123456789ab"), 0.0)
+    all_ready(roster, "23456789ab")
+    assert len([action for action in roster.gone("1", 1.0) if isinstance(action, Kill)]) == 10
+    for device in "23456789ab":
+        assert roster.gone(device, 1.1) == []
+
+
+def test_a_joiner_that_dies_with_the_state_is_lost_like_any_other() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2", "3"), 0.0)
+    all_ready(roster, "23")
+    roster.holds_state("2")
+    roster.holds_state("3")
+    assert published(roster.gone("2", 1.0)).devices == ("0", "1", "3")
+
+
+def test_those_who_leave_are_let_go_when_they_are_too_many_together_with_those_who_join() -> None:
+    roster = running("012", virtual_nodes=3)
+    roster.resize(tuple("abc"), 0.0)
+    all_ready(roster, "abc")
+    for device in "abc":
+        roster.holds_state(device)
+    actions = roster.gone("b", 1.0)  # 0, 1, 2, a and c hold the state, and there is work for three
+    assert [action for action in actions if isinstance(action, Release)] == [Release("0"), Release("1")]
+    assert published(actions).devices == ("2", "a", "c")
+    all_formed(roster, 1.0)
+    assert nodes(roster) == dict.fromkeys("2ac", 1)
+
+
+def test_the_sender_may_die_in_the_middle_of_a_move_to_other_devices() -> None:
+    roster = running("01", virtual_nodes=4)
+    roster.resize(("a", "b"), 0.0)
+    all_ready(roster, "ab")
+    actions = roster.gone("0", 1.0)
+    assert actions[:-1] == [Kill("a"), Kill("b")]
+    assert published(actions).devices == ("1",)
+    assert all_formed(roster, 1.0) == [Start("a"), Start("b")]
+    new = published(all_ready(roster, "ab"))
+    assert (new.sender, new.leaving) == ("1", ("1",))
+
+
+def test_all_workers_lost_is_the_end() -> None:
+    roster = running("01")
+    roster.gone("0", 0.0)
+    (end,) = roster.gone("1", 0.0)
+    assert end == GiveUp("all workers were lost")
+
+
+def test_one_who_has_not_noticed_a_broken_group_is_killed() -> None:
+    roster = running("0123")
+    for device in "013":
+        assert roster.reports_loss(device, 0, 100.0) == []
+    assert roster.tick(100.5) == []
+    assert roster.tick(102.0) == [Kill("2")]
+    assert published(roster.gone("2", 102.1)).devices == ("0", "1", "3")
+
+
+def test_a_group_that_broke_with_nobody_missing_is_formed_again() -> None:
+    roster = running("012")
+    for device in "012":
+        roster.reports_loss(device, 0, 0.0)
+    new = published(roster.tick(2.0))
+    assert (new.cause, new.devices) == ("loss", ("0", "1", "2"))
+
+
+def test_one_who_is_busy_while_a_known_loss_is_repaired_is_left_alone() -> None:
+    roster = running("0123")
+    new = published(roster.gone("0", 0.0))
+    for device in "12":  # their collective has failed; 3 computes and will notice at its next one
+        roster.reports_loss(device, 0, 0.01)
+    for second in range(1, 20):
+        assert roster.tick(float(second)) == []
+    # Only when the others' patience with the new group has ended is it late.
+    for device in "12":
+        roster.reports_loss(device, new.number, 30.0)
+    assert roster.tick(31.5) == [Kill("3")]
+
+
+def test_a_joiner_that_is_late_for_the_state_is_killed_and_the_others_go_on() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2"), 0.0)
+    roster.ready("2", 0.0)
+    for device in "01":
+        roster.reports_loss(device, 0, 30.0)  # they have not changed yet
+    assert roster.tick(31.5) == [Kill("2")]
+    assert published(roster.gone("2", 31.6)).devices == ("0", "1")
+
+
+def test_one_whose_script_has_ended_is_not_taken_for_late() -> None:
+    roster = running("012")
+    roster.ended("2", 0.0)
+    for device in "01":
+        roster.reports_loss(device, 0, 1.0)
+    assert published(roster.tick(3.0)).devices == ("0", "1", "2")
+
+
+def test_a_worker_that_was_told_to_go_leaves_and_is_not_replaced() -> None:
+    roster = running("012")
+    new = published(roster.leaves("0", 0.0))
+    assert (new.cause, new.devices, new.leaving) == ("resize", ("1", "2"), ("0",))
+    assert all_formed(roster) == [Release("0")]
+    assert roster.tick(100.0) == []
+    assert roster.is_settled
+
+
+def test_a_worker_that_was_told_to_go_and_dies_first_is_not_replaced_either() -> None:
+    roster = running("012")
+    roster.leaves("0", 0.0)
+    assert published(roster.gone("0", 0.1)).devices == ("1", "2")
+    all_formed(roster)
+    assert roster.tick(100.0) == []
+    assert roster.is_settled
+
+
+def test_a_notice_while_a_change_is_under_way_counts_after_it() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2"), 0.0)
+    roster.ready("2", 0.0)
+    assert roster.leaves("1", 0.0) == []
+    assert published(all_formed(roster)).devices == ("0", "2")
+
+
+def test_the_last_worker_that_is_told_to_go_stops_the_job_with_a_checkpoint() -> None:
+    roster = running("0")
+    assert published(roster.leaves("0", 0.0)).cause == "stop"
+    assert roster.stopping
+
+
+def test_stopping_is_told_once_and_again_after_a_loss() -> None:
+    roster = running("012")
+    assert published(roster.stop(0.0)).cause == "stop"
+    assert roster.tick(1.0) == []
+    assert published(roster.gone("1", 1.0)).cause == "loss"
+    again = published(all_formed(roster))
+    assert (again.cause, again.devices) == ("stop", ("0", "2"))
+    assert again.number == roster.numbers
+    assert roster.tick(100.0) == []  # nobody is replaced
+
+
+def test_stopping_dismisses_those_who_are_starting() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2", "3"), 0.0)
+    roster.ready("2", 0.0)
+    actions = roster.stop(0.0)
+    assert actions[:-1] == [Kill("2"), Kill("3")]
+    assert published(actions).devices == ("0", "1")
+
+
+def test_stopping_waits_for_a_change_that_is_under_way() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2"), 0.0)
+    roster.ready("2", 0.0)
+    assert roster.stop(0.0) == []
+    last = published(all_formed(roster))
+    assert (last.cause, last.devices) == ("stop", ("0", "1", "2"))
+
+
+def test_replacements_come_at_growing_intervals_and_at_last_the_job_gives_up() -> None:
+    roster = running("01")
+    now, waits = 0.0, []
+    actions = roster.gone("1", now)
+    all_formed(roster, now)
+    while not any(isinstance(action, GiveUp) for action in actions):
+        lost = now
+        while not roster.tick(now):
+            now += 0.05
+        waits.append(now - lost)
+        actions = roster.gone("1", now)  # while it starts
+        assert len(waits) < 20
+    assert waits == sorted(waits)
+    assert waits[-1] > 4 * waits[0]
+    (end,) = actions
+    assert isinstance(end, GiveUp)
+    assert "lost in a row" in end.reason
+
+
+def test_a_script_that_kills_whoever_joins_does_not_loop_for_ever() -> None:
+    roster = running("01")
+    now, deaths = 0.0, 1
+    actions = roster.gone("1", now)
+    while not any(isinstance(action, GiveUp) for action in actions):
+        all_formed(roster, now)
+        now += 20.0
+        assert roster.tick(now) == [Start("1")]
+        roster.ready("1", now)
+        all_formed(roster, now)  # it takes part for a second, and dies
+        now += 1.0
+        actions = roster.gone("1", now)
+        deaths += 1
+        assert deaths < 20
+    assert deaths > 3
+
+
+def test_deaths_far_apart_are_never_too_many() -> None:
+    roster = running("01")
+    now = 0.0
+    for _ in range(50):
+        assert published(roster.gone("1", now)).devices == ("0",)
+        all_formed(roster, now)
+        now += 20.0
+        assert roster.tick(now) == [Start("1")]
+        roster.ready("1", now)
+        all_formed(roster, now)
+        now += 60.0
+    assert roster.failures == 50
+
+
+def test_without_replacement_the_job_goes_on_with_fewer_devices() -> None:
+    roster = running("012", replace_lost=False)
+    assert published(roster.gone("2", 0.0)).devices == ("0", "1")
+    all_formed(roster)
+    assert roster.tick(100.0) == []
+    assert roster.is_settled
+
+
+def test_without_replacement_a_job_can_be_resized_all_the_same() -> None:
+    roster = running("01", replace_lost=False)
+    roster.gone("1", 0.0)
+    all_formed(roster)
+    assert roster.resize(("0", "1", "2"), 1.0) == [Start("1"), Start("2")]
+    assert published(all_ready(roster, "12", 1.0)).devices == ("0", "1", "2")
+
+
+def test_without_replacement_a_joiner_that_dies_is_given_up() -> None:
+    roster = running("01", replace_lost=False)
+    roster.resize(("a",), 0.0)
+    assert roster.gone("a", 0.1) == []
+    assert roster.tick(100.0) == []
+    assert roster.is_settled
+
+
+@pytest.mark.parametrize("devices", ["", "012345678"])
+def test_a_resize_that_can_not_work_is_refused_and_changes_nothing(devices: str) -> None:
+    roster = running("01", virtual_nodes=8)
+    message = "8 virtual nodes, so it can use at most that many devices, not 9" if devices else "at least one device"
+    with pytest.raises(MappingError, match=message):
+        roster.resize(tuple(devices), 0.0)
+    assert roster.target == ("0", "1")
+    assert roster.tick(1.0) == []
+
+
+def test_a_resize_before_the_number_of_virtual_nodes_is_known_waits_for_it() -> None:
+    roster = Roster(("0", "1"))
+    assert roster.resize(("0", "1", "2"), 0.0) == []
+    assert roster.tick(1.0) == []
+    roster.virtual_nodes_known(8)
+    assert roster.tick(2.0) == [Start("2")]
+
+
+def test_a_resize_too_large_before_the_number_of_virtual_nodes_is_known_takes_all_there_is_work_for() -> None:
+    roster = Roster(("0", "1"))
+    roster.resize(tuple("012345"), 0.0)
+    roster.virtual_nodes_known(3)
+    assert roster.tick(1.0) == [Start("2")]
+    assert published(roster.ready("2", 1.0)).devices == ("0", "1", "2")
+
+
+def test_the_job_ends_when_every_script_has() -> None:
+    roster = running("01")
+    assert roster.ended("0", 0.0) == []
+    assert roster.ended("1", 0.0) == [Finish()]
+
+
+def test_nobody_is_started_once_a_script_has_ended() -> None:
+    roster = running("01")
+    roster.ended("0", 0.0)
+    assert roster.resize(("0", "1", "2"), 0.0) == []
+
+
+def test_a_resize_that_comes_too_late_does_not_keep_the_job_from_ending() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2", "3"), 0.0)
+    all_ready(roster, "23")  # published, but both workers have passed their last boundary
+    assert roster.ended("0", 1.0) == []
+    assert roster.ended("1", 1.0) == [Kill("2"), Kill("3"), Finish()]
+
+
+def test_a_death_after_the_end_of_some_scripts_is_repaired_before_the_job_ends() -> None:
+    roster = running("012")
+    roster.ended("0", 0.0)
+    roster.ended("1", 0.0)
+    new = published(roster.gone("2", 0.1))
+    assert roster.ended("0", 0.2) == []  # said before it had heard
+    for device in "01":
+        roster.has_formed(device, new.number, 0.3)
+    roster.ended("0", 0.3)
+    assert roster.ended("1", 0.3) == [Finish()]
+
+
+@given(st.data())
+def test_rebalance_is_even_complete_and_moves_as_few_virtual_nodes_as_that_allows(data: st.DataObject) -> None:
+    virtual_nodes = data.draw(st.integers(1, 40))
+    names = st.integers(0, 11).map(str)
+    owners = data.draw(st.lists(names, min_size=virtual_nodes, max_size=virtual_nodes))
+    devices = data.draw(st.lists(names, min_size=1, max_size=min(12, virtual_nodes), unique=True))
+    before = Mapping(tuple(owners))
+    after = rebalance(before, devices)
+    counts = Counter(after.devices)
+    assert set(counts) == set(devices)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert after.virtual_nodes == virtual_nodes
+    stayed = sum(old == new for old, new in zip(before.devices, after.devices, strict=True))
+    assert stayed == most_that_can_stay(before, devices)
+
+
+def most_that_can_stay(before: Mapping, devices: list[str]) -> int:
+    """Over every even split: with no device over its share, and *larger* devices one above it."""
+    share, larger = divmod(before.virtual_nodes, len(devices))
+    had = Counter(before.devices)
+    best = {0: 0}  # by how many larger shares were given out
+    for device in devices:
+        following: dict[int, int] = {}
+        for given_out, kept in best.items():
+            for extra in (0, 1):
+                total = kept + min(had[device], share + extra)
+                following[given_out + extra] = max(following.get(given_out + extra, 0), total)
+        best = following
+    return best[larger]
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 12), min_size=1, max_size=6))
+def test_a_job_resized_many_times_stays_even(virtual_nodes: int, sizes: list[int]) -> None:
+    mapping = spread(virtual_nodes, ["0"])
+    for size in sizes:
+        devices = [str(device) for device in range(min(size, virtual_nodes))]
+        mapping = rebalance(mapping, devices)
+        assert mapping.waves == -(-virtual_nodes // len(devices))
+
+
+@given(st.data())
+def test_through_any_history_every_virtual_node_has_a_worker_and_the_job_settles(data: st.DataObject) -> None:
+    """Random resizes, deaths and notices at random moments; afterwards everybody does what is asked of them."""
+    roster = running("012", virtual_nodes=6)
+    alive, now = set("012"), 0.0
+
+    def obey(actions: list[Action]) -> bool:
+        """Do what is asked; return whether the job can go on."""
+        for action in actions:
+            if isinstance(action, Start):
+                alive.add(action.device)
+            elif isinstance(action, Kill):
+                if action.device in alive:
+                    alive.remove(action.device)
+                    if not obey(roster.gone(action.device, now)):
+                        return False
+            elif isinstance(action, Release):
+                alive.discard(action.device)
+            elif isinstance(action, Publish):
+                owners = action.generation.owners
+                assert owners is None or set(owners) == set(action.generation.devices)
+            elif isinstance(action, GiveUp):
+                return False
+        return True
+
+    def progress() -> bool:
+        """Every worker goes one step on."""
+        for device in sorted(roster.starting & alive):
+            if not obey(roster.ready(device, now)):
+                return False
+        pending = roster.pending
+        for device in pending.devices if pending is not None else ():
+            assert device in alive
+            if device in pending.joining:
+                roster.holds_state(device)
+            if not obey(roster.has_formed(device, pending.number, now)):
+                return False
+        return obey(roster.tick(now))
+
+    for _ in range(data.draw(st.integers(1, 12))):
+        now += data.draw(st.sampled_from([0.0, 0.3, 15.0]))
+        what = data.draw(st.sampled_from(["resize", "gone", "leaves", "progress", "holds"]))
+        if what == "resize":
+            wanted = data.draw(st.lists(st.sampled_from("012345"), min_size=1, max_size=6, unique=True))
+            going = obey(roster.resize(wanted, now))
+        elif what == "progress" or not alive:
+            going = progress()
+        elif what == "holds":
+            for device in roster.pending.joining[:1] if roster.pending is not None else ():
+                roster.holds_state(device)
+            going = True
+        else:
+            device = data.draw(st.sampled_from(sorted(alive)))
+            alive.discard(device) if what == "gone" else None
+            going = obey(roster.gone(device, now) if what == "gone" else roster.leaves(device, now))
+        if not going or roster.stopping:
+            return
+    for _ in range(20):
+        if not roster.is_settled:
+            now += 20.0
+            if not progress():
+                return
+    assert roster.is_settled
+    assert set(roster.generation.devices) <= alive
+    assert roster.mapping is not None
+    assert set(roster.mapping.devices) == set(roster.generation.devices) == set(roster.target)
