@@ -1,0 +1,306 @@
+"""The life of a job as a user meets it: real commands, real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_run import VF, alive, descendants, vf
+from tests.conftest import Launcher
+from virtualflow.events import STREAM, Loaded, Regrouped, StepDone, read_events
+from virtualflow.runtime.folder import JobFolder
+
+SCRIPT = Path(__file__).with_name("job.py")
+STEPS = 500
+VERBS = (
+    ["status"],
+    ["status", "--json"],
+    ["logs"],
+    ["clean"],
+    ["resize", "9"],
+    ["resize", "0"],
+    ["run", "--resume"],
+    ["timeline", "-o", "timeline.png"],
+    ["verify"],
+)
+
+
+class Job:
+    """A job in the background, held back until it is let go."""
+
+    def __init__(self, folder: Path, *options: str, hold: str = "slow") -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.hold(hold)
+        started = vf("run", "--detach", *options, str(SCRIPT), str(folder))
+        assert started.returncode == 0, started.stderr
+        self.id = started.stdout.split()[1]
+        assert started.stdout == f"job {self.id}\n"
+        self.coordinator = coordinator_of(self.id)
+
+    def hold(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def let_go(self, name: str = "slow") -> None:
+        (self.folder / name).unlink()
+
+    @property
+    def path(self) -> Path:
+        return JobFolder.of(self.id).path
+
+    def status(self) -> dict[str, Any]:
+        answer = vf("status", self.id, "--json")
+        assert answer.returncode == 0, answer.stderr
+        described: dict[str, Any] = json.loads(answer.stdout)
+        return described
+
+    def until(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 60) -> dict[str, Any]:
+        """The first status that fulfils *condition*, read where ``vf status`` reads it."""
+        deadline = time.monotonic() + seconds
+        while not condition(state := JobFolder.of(self.id).read_state()):
+            assert time.monotonic() < deadline, state
+            time.sleep(0.02)
+        return state
+
+    def until_step(self, step: int) -> None:
+        deadline = time.monotonic() + 60
+        while not any(done.step >= step for done in self.steps):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    @property
+    def events(self) -> list[Any]:
+        stream = self.path / STREAM
+        return list(read_events(stream)) if stream.exists() else []
+
+    @property
+    def steps(self) -> list[StepDone]:
+        return [event for event in self.events if isinstance(event, StepDone)]
+
+    def finish(self) -> str:
+        """Let the job run to its end, from a checkpoint; return the last line it prints."""
+        self.let_go()
+        resumed = vf("run", "--resume", self.id)
+        assert resumed.returncode == 0, resumed.stderr
+        assert resumed.stdout.startswith(f"job {self.id}\n")
+        return resumed.stdout.splitlines()[-1]
+
+    def assert_no_step_was_lost_or_done_twice(self) -> None:
+        """Over everything that the job's runs have told, and each run began where the last one ended."""
+        assert [done.step for done in self.steps] == list(range(STEPS))
+        assert [event.step for event in self.events if isinstance(event, Loaded)] != []
+
+
+def coordinator_of(job_id: str) -> int:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"virtualflow.runtime.serve" in words and job_id.encode() in words:
+            return int(folder.name)
+    raise AssertionError(f"nobody runs job {job_id}")
+
+
+def wait_for_end(pids: list[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def one(*options: str, **gates: str) -> Job:
+        jobs.append(Job(tmp_path / f"folder-{len(jobs)}", *options, **gates))
+        return jobs[-1]
+
+    yield one
+    for job in jobs:
+        for family in coordinators(job.id):
+            os.kill(family, signal.SIGKILL)
+
+
+def coordinators(job_id: str) -> list[int]:
+    try:
+        return [coordinator_of(job_id)]
+    except AssertionError:
+        return []
+
+
+@pytest.fixture(scope="module")
+def calm(run_job: Launcher, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of an undisturbed run on one device."""
+    return run_job(SCRIPT, 1, [str(tmp_path_factory.mktemp("calm"))]).digest
+
+
+def test_a_job_is_resized_stopped_and_resumed_and_ends_as_if_nothing_had_happened(
+    start: Callable[..., Job], calm: str
+) -> None:
+    job = start("--devices", "2")
+    running = job.until(lambda state: state["state"] == "RUNNING")
+    before = {worker["device"]: worker["pid"] for worker in running["workers"]}
+    job.until_step(1)
+    state = job.status()
+    assert (state["id"], state["state"], state["generation"], state["virtual_nodes"]) == (job.id, "RUNNING", 0, 4)
+    assert state["step"] >= 1
+    assert sorted(node for worker in state["workers"] for node in worker["virtual_nodes"]) == [0, 1, 2, 3]
+    assert all(alive(worker["pid"]) for worker in state["workers"])
+    assert [each["id"] for each in json.loads(vf("status", "--json").stdout)] == [job.id]
+
+    for devices in (4, 3, 1, 2):
+        resized = vf("resize", job.id, str(devices), "--wait")
+        assert resized.returncode == 0, resized.stderr
+        state = job.status()
+        assert (state["state"], len(state["workers"])) == ("RUNNING", devices)
+        assert sorted(node for worker in state["workers"] for node in worker["virtual_nodes"]) == [0, 1, 2, 3]
+        kept = {worker["device"]: worker["pid"] for worker in state["workers"]}
+        assert kept["0"] == before["0"]  # who stays is not restarted
+    assert (state["resizes"], state["failures"]) == (4, 0)
+
+    refused = vf("resize", job.id, "5")
+    assert refused.returncode == 2
+    assert "4 virtual nodes" in refused.stderr
+    assert "step 1 " in vf("logs", job.id).stdout
+    assert "generation" in vf("status", job.id).stdout
+
+    stopped = vf("stop", job.id, "--checkpoint")
+    assert stopped.returncode == 0, stopped.stderr
+    state = job.status()
+    assert state["state"] == "CANCELLED"
+    assert state["step"] < STEPS
+    assert job.finish() == calm
+    job.assert_no_step_was_lost_or_done_twice()
+    assert job.status()["state"] == "DONE"
+    assert vf("logs", job.id).stdout.splitlines()[-1] == calm
+    again = vf("run", "--resume", job.id)
+    assert again.returncode == 2
+    assert "has ended" in again.stderr
+    assert f"removed job {job.id}" in vf("clean").stdout
+    assert json.loads(vf("status", "--json").stdout) == []
+
+
+def test_a_killed_coordinator_leaves_no_process_and_a_checkpoint_of_that_very_step(
+    start: Callable[..., Job], calm: str
+) -> None:
+    job = start("--devices", "3")
+    job.until_step(3)
+    family = descendants(job.coordinator)
+    assert len(family) >= 1 + 1 + 3  # fork server, store, workers
+    os.kill(job.coordinator, signal.SIGKILL)
+    wait_for_end(family, 15)
+    (checkpoint,) = job.path.glob("checkpoints/*")
+    assert checkpoint.name == f"step-{len(job.steps):09d}.pt"
+    state = job.status()
+    assert state["state"] == "FAILED"
+    assert "coordinator is gone" in state["reason"]
+    told = vf("status", job.id).stdout
+    assert "FAILED" in told
+    assert "coordinator is gone" in told
+    assert job.finish() == calm
+    job.assert_no_step_was_lost_or_done_twice()
+
+
+def test_a_coordinator_that_is_told_to_go_leaves_a_checkpoint(start: Callable[..., Job], calm: str) -> None:
+    job = start("--devices", "2")
+    job.until_step(3)
+    family = descendants(job.coordinator)
+    os.kill(job.coordinator, signal.SIGTERM)
+    wait_for_end([job.coordinator, *family], 30)
+    assert job.status()["state"] == "CANCELLED"
+    assert (job.path / "checkpoints" / f"step-{len(job.steps):09d}.pt").exists()
+    # In the background again: at once, it is known to be starting.
+    resumed = vf("run", "--resume", job.id, "--detach")
+    assert resumed.returncode == 0, resumed.stderr
+    assert job.status()["state"] in ("STARTING", "RUNNING")
+    worker = job.until(lambda state: state["state"] == "RUNNING")["workers"][1]["pid"]
+    # A worker that is told to go leaves, and the job goes on without it.
+    os.kill(worker, signal.SIGTERM)
+    state = job.until(lambda state: state["state"] == "RUNNING" and len(state["workers"]) == 1)
+    wait_for_end([worker], 15)
+    assert (state["workers"][0]["virtual_nodes"], state["failures"]) == ([0, 1, 2, 3], 0)
+    job.let_go()
+    job.until(lambda state: state["state"] == "DONE")
+    assert vf("logs", job.id).stdout.splitlines()[-1] == calm
+    assert [event.cause for event in job.events if isinstance(event, Regrouped)] == ["resize"]
+    job.assert_no_step_was_lost_or_done_twice()
+
+
+def answers(job_id: str) -> dict[str, tuple[int, str]]:
+    """What every verb says about a job, all asked at once."""
+    processes = {
+        " ".join(verb): subprocess.Popen(
+            [*VF, verb[0], *([job_id] if verb[0] != "run" else []), *verb[1:], *([job_id] if verb[0] == "run" else []),
+             *([job_id] if verb[0] == "verify" else [])],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"COLUMNS": "200"},
+        )
+        for verb in VERBS
+    }  # fmt: skip
+    said = {}
+    for name, process in processes.items():
+        text = process.communicate(timeout=60)[0]
+        assert "Traceback" not in text, f"{name}: {text}"
+        assert process.returncode in (0, 1, 2), f"{name}: {text}"
+        said[name] = (process.returncode, text)
+    return said
+
+
+def test_every_verb_has_a_clear_answer_whatever_the_job_is_doing(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = start("--devices", "2", hold="hold-starting")
+    assert job.status()["state"] == "STARTING"
+    said = answers(job.id)
+    assert_it_is_running(said, "STARTING")
+    assert said["resize 9"][0] == 0  # nobody knows yet how many virtual nodes there are
+    assert said["timeline -o timeline.png"][0] == 2
+
+    job.hold("hold-joining")
+    job.let_go("hold-starting")
+    job.hold("slow")
+    # The resize to 9 that came too early has become one to as many as there is work for.
+    assert job.until(lambda state: state["state"] == "RESIZING")["wanted"] == ["0", "1", "2", "3"]
+    job.until_step(1)
+    said = answers(job.id)
+    assert_it_is_running(said, "RESIZING")
+    assert said["resize 9"][0] == 2
+    assert "4 virtual nodes" in said["resize 9"][1]
+    assert vf("resize", job.id, "2").returncode == 0  # the last one wins
+    job.until(lambda state: state["state"] == "RUNNING")
+    assert_it_is_running(answers(job.id), "RUNNING")
+
+    job.hold("hold-step")
+    stopping = subprocess.Popen([*VF, "stop", job.id, "--checkpoint"], stdout=subprocess.PIPE, text=True)
+    job.until(lambda state: state["state"] not in ("RESIZING",))
+    time.sleep(1.0)
+    assert_it_is_running(answers(job.id), "RUNNING")
+    assert "Traceback" not in vf("resize", job.id, "1").stderr
+    job.let_go("hold-step")
+    assert stopping.communicate(timeout=60)[0] == f"job {job.id} has ended\n"
+    assert job.status()["state"] == "CANCELLED"
+
+    for name, (code, text) in answers("no-such-job").items():
+        assert code == (0 if name == "status --json" else 2)
+        assert "there is no job 'no-such-job'" in text or "there is no run 'no-such-job'" in text, name
+
+
+def assert_it_is_running(said: dict[str, tuple[int, str]], state: str) -> None:
+    assert said["status"][0] == 0
+    assert state in said["status"][1]
+    assert json.loads(said["status --json"][1])["state"] == state
+    assert said["logs"][0] == 0
+    for verb, message in (("clean", "is running"), ("run --resume", "is running"), ("resize 0", "at least one device")):
+        assert said[verb][0] == 2
+        assert message in said[verb][1]
