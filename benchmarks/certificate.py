@@ -54,8 +54,9 @@ def run(*, quick: bool) -> None:
         for cost in costs
     ]
     columns = ["setting", "step", "events", "ids", "norm", "of a step", "goal", "", "digest, once an epoch"]
-    report.show("the certificate's cost, one device, exact", columns, rows)
-    report.save("certificate", costs)
+    section = report.Section("certificate")
+    section.show("the certificate's cost, one device, exact", columns, rows)
+    section.save(costs)
 
 
 def _measure(setting: Setting, steps: int) -> Cost:

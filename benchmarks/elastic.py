@@ -63,18 +63,17 @@ def run_through(
 
 
 def _pauses(events: list[tuple[float, Any]], struck: list[float]) -> list[float]:
-    """For each strike, the longest gap between two steps around its change, less one ordinary step."""
-    steps = [time for time, event in events if isinstance(event, StepDone)]
-    changes = [time for time, event in events if isinstance(event, Regrouped)]
+    """For each strike: how long after it, or after the last step, the next one was committed, less one step."""
+    steps = [(at, event.seconds) for at, event in events if isinstance(event, StepDone)]
+    ordinary = statistics.median(seconds for _, seconds in steps)
     pauses = []
     for begun in struck:
-        change = next(time for time in changes if time > begun)
-        before = max(time for time in steps if time < change - 1e-4)
-        # A loss is told at the next boundary, so the step that it interrupted may come before or after its event.
-        near = [t for t in steps if before - 5 < t < change + 5]
-        gaps = [(b - a, b) for a, b in pairwise(near) if begun - 0.2 < b < change + 3]
-        ordinary = statistics.median(b - a for a, b in pairwise(near))
-        pauses.append(max(gap for gap, _ in gaps) - ordinary)
+        told, change = next((at, e) for at, e in events if isinstance(e, Regrouped) and at > begun)
+        if change.cause == "loss":  # told at the boundary after the step that it interrupted
+            pauses.append(max(at for at, _ in steps if at <= told) - begun - ordinary)
+        else:
+            after, seconds = min((at, seconds) for at, seconds in steps if at > told)
+            pauses.append(after - max(at for at, _ in steps if at <= told) - seconds)
     return pauses
 
 

@@ -33,11 +33,12 @@ class Point:
 
 def run(*, quick: bool) -> None:
     counts = [1, 2, 8] if quick else [1, 2, 4, 8, 16, 32, 64]
+    section = report.Section("memory")
     results: dict[str, Any] = {}
     for setting in ("mlp", "resnet"):
         base = point(setting, None, 1)
         points = [point(setting, reduction, count) for reduction in ("fast", "exact") for count in counts]
-        _show(setting, base, points)
+        _show(section, setting, base, points)
         results[setting] = {"without": base, "with": points}
     _plot_peaks(results)
     breakdowns = {kind: _measured(kind, "gpt", 4, 3, "changes") for kind in ("fast", "exact")}
@@ -47,8 +48,8 @@ def run(*, quick: bool) -> None:
         [kind, *(f"{held[category] / MEGABYTE:.0f}" for category in CATEGORIES), f"{sum(held.values()) / MEGABYTE:.0f}"]
         for kind, held in results["gpt at its peak"].items()
     ]
-    report.show("GPT, 4 virtual nodes: MB at the peak", ["reduction", *CATEGORIES, "all"], rows)
-    report.save("memory", results)
+    section.show("GPT, 4 virtual nodes: MB at the peak", ["reduction", *CATEGORIES, "all"], rows)
+    section.save(results)
 
 
 def point(setting: str, reduction: str | None, virtual_nodes: int) -> Point:
@@ -75,7 +76,7 @@ def gradient_bytes(setting: str) -> int:
     return sum(4 * parameter.numel() for parameter in SETTINGS[setting].model().parameters())
 
 
-def _show(setting: str, base: Point, points: Sequence[Point]) -> None:
+def _show(section: report.Section, setting: str, base: Point, points: Sequence[Point]) -> None:
     gradients = gradient_bytes(setting)
     limits = {"fast": gradients, "exact": 2 * gradients}
     rows = []
@@ -94,7 +95,7 @@ def _show(setting: str, base: Point, points: Sequence[Point]) -> None:
             ]
         )
     title = f"{SETTINGS[setting].title}: peak MB; without virtual nodes {base.live_bytes / MEGABYTE:.1f}"
-    report.show(title, ["reduction", "virtual nodes", "peak", "more", "goal", "", "more, by the system"], rows)
+    section.show(title, ["reduction", "virtual nodes", "peak", "more", "goal", "", "more, by the system"], rows)
 
 
 def _plot_peaks(results: dict[str, Any]) -> None:

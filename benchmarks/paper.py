@@ -24,7 +24,7 @@ from benchmarks.arena import ROOT
 
 JOB = Path(__file__).with_name("paper_job.py")
 CLASSIFIER = ROOT / "examples" / "text_classifier.py"
-BATCH_SIZE, VIRTUAL_NODES = 128, 8
+BATCH_SIZE, VIRTUAL_NODES = 64, 8
 NODE_SIZE = BATCH_SIZE // VIRTUAL_NODES
 LIMIT_MEGABYTES = 32
 
@@ -32,19 +32,20 @@ Result = dict[str, Any]
 
 
 def run(*, quick: bool) -> None:
+    section = report.Section("paper")
     results: dict[str, Any] = {}
     if fashion.present():
-        size = ["--examples", "1024", "--epochs", "2"] if quick else []
-        results["reproducibility"] = reproducibility(size, [1, 2, 8] if quick else [1, 2, 4, 8])
-        results["batch sizes"] = batch_sizes(size, [32, 128] if quick else [16, 32, 64, 128, 256, 512])
+        size = ["--examples", "1024", "--epochs", "4"] if quick else []
+        results["reproducibility"] = reproducibility(section, size, [1, 2, 8] if quick else [1, 2, 4, 8])
+        results["batch sizes"] = batch_sizes(section, size, [32, 128] if quick else [16, 32, 64, 128, 256])
     else:
         print("left out: Fashion-MNIST is not installed (Debian's dataset-fashion-mnist)")
     if CLASSIFIER.exists():
-        results["fine-tuning"] = fine_tuning([1, 2] if quick else [1, 2, 4, 8], 240 if quick else 1200)
-    report.save("paper", results)
+        results["fine-tuning"] = fine_tuning(section, [1, 2] if quick else [1, 2, 4, 8], 240 if quick else 1200)
+    section.save(results)
 
 
-def reproducibility(size: Sequence[str], devices: Sequence[int]) -> list[Result]:
+def reproducibility(section: report.Section, size: Sequence[str], devices: Sequence[int]) -> list[Result]:
     """The same batch on any number of devices, and the batch that the devices hold."""
     found: list[Result] = []
     for count in devices:
@@ -68,12 +69,12 @@ def reproducibility(size: Sequence[str], devices: Sequence[int]) -> list[Result]
     ]
     rows.append([2, BATCH_SIZE, VIRTUAL_NODES // 2, f"{other['accuracy']:.2%}", other["digest"][:12], "", ""])
     columns = ["devices", "batch", "virtual nodes", "accuracy", "digest", "naive batch", "naive accuracy"]
-    report.show("ResNet-8 on Fashion-MNIST", columns, rows)
+    section.show("ResNet-8 on Fashion-MNIST", columns, rows)
     _tell_if_equal([item["virtual"]["digest"] for item in found])
     return [*found, {"devices": 2, "virtual_nodes": VIRTUAL_NODES // 2, "virtual": other}]
 
 
-def batch_sizes(size: Sequence[str], sizes: Sequence[int]) -> list[Result]:
+def batch_sizes(section: report.Section, size: Sequence[str], sizes: Sequence[int]) -> list[Result]:
     """Train with each batch size in the same memory, with virtual nodes and without."""
     limit = ["--memory-limit", f"{LIMIT_MEGABYTES}"]
     found: list[Result] = []
@@ -85,11 +86,11 @@ def batch_sizes(size: Sequence[str], sizes: Sequence[int]) -> list[Result]:
         found.append({"batch_size": batch_size, "virtual": virtual, "plain": plain})
     rows = [[item["batch_size"], _accuracy(item["plain"]), _accuracy(item["virtual"])] for item in found]
     title = f"batch sizes on one device with {LIMIT_MEGABYTES} MB for the model, its activations and gradients"
-    report.show(title, ["batch", "plain PyTorch", f"virtual nodes of {NODE_SIZE}"], rows)
+    section.show(title, ["batch", "plain PyTorch", f"virtual nodes of {NODE_SIZE}"], rows)
     return found
 
 
-def fine_tuning(devices: Sequence[int], examples: int) -> list[Result]:
+def fine_tuning(section: report.Section, devices: Sequence[int], examples: int) -> list[Result]:
     """The example that fine-tunes MiniLM on movie reviews, on several numbers of devices."""
     arguments = ["--batch-size", "64", "--virtual-nodes", "8", "--examples", f"{examples}", "--max-length", "32"]
     found: list[Result] = []
@@ -100,7 +101,7 @@ def fine_tuning(devices: Sequence[int], examples: int) -> list[Result]:
         found.append({"devices": count, "accuracy": float(accuracy[-1]) / 100, "digest": digest[1]})
     rows = [[item["devices"], 64, 8, f"{item['accuracy']:.1%}", item["digest"][:12]] for item in found]
     columns = ["devices", "batch", "virtual nodes", "accuracy", "digest"]
-    report.show("MiniLM, fine-tuned on movie reviews", columns, rows)
+    section.show("MiniLM, fine-tuned on movie reviews", columns, rows)
     _tell_if_equal([item["digest"] for item in found])
     return found
 

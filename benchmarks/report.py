@@ -36,26 +36,35 @@ def ratio(baseline_seconds: Sequence[float], seconds: Sequence[float]) -> Ratio:
     return Ratio(median, low, high)
 
 
-def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table."""
-    table = Table()
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
-    # Wide, whatever the terminal: a table in a log must not be cut.
-    console = Console(width=130, highlight=False)
-    console.print(f"\n{title}", markup=False)
-    console.print(table)
+class Section:
+    """One part of the report: tables on stdout, and the same with all figures in ``out/bench``."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._markdown: list[str] = []
 
-def save(name: str, content: Any) -> Path:
-    """Write *content* to out/bench, with what it was measured on."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{name}.json"
-    machine = {"processor": _processor(), "torch": torch.__version__, "python": platform.python_version()}
-    path.write_text(json.dumps({"machine": machine, name: content}, indent=1, default=asdict) + "\n")
-    return path
+    def show(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print a table, and keep it for ``save``."""
+        texts = [[str(cell) for cell in row] for row in rows]
+        table = Table()
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="right" if number else "left")
+        for row in texts:
+            table.add_row(*row)
+        # Wide, whatever the terminal: a table in a log must not be cut.
+        console = Console(width=130, highlight=False)
+        console.print(f"\n{title}", markup=False)
+        console.print(table)
+        lines = [columns, ["---"] * len(columns), *texts]
+        self._markdown += [f"{title}\n", *(f"| {' | '.join(line)} |" for line in lines), ""]
+
+    def save(self, content: Any) -> None:
+        """Write *content*, with what it was measured on, and the tables as Markdown."""
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        machine = {"processor": _processor(), "torch": torch.__version__, "python": platform.python_version()}
+        text = json.dumps({"machine": machine, self._name: content}, indent=1, default=asdict)
+        (FOLDER / f"{self._name}.json").write_text(text + "\n")
+        (FOLDER / f"{self._name}.md").write_text("\n".join(self._markdown))
 
 
 def figure_path(name: str) -> Path:

@@ -16,6 +16,7 @@ from benchmarks.settings import SETTINGS
 
 def run(*, quick: bool) -> None:
     counts = [1, 2, 4, 8] if quick else [1, 2, 4, 8, 16]
+    section = report.Section("scaling")
     results: dict[str, Any] = {}
     for setting in SETTINGS:
         results[setting] = {}
@@ -30,12 +31,12 @@ def run(*, quick: bool) -> None:
                 "one virtual node against plain": report.ratio(runs.seconds["plain"], runs.seconds["1"]),
                 "seconds": runs.seconds,
             }
-        _show(setting, results[setting])
+        _show(section, setting, results[setting])
     _plot(results)
-    report.save("scaling", results)
+    section.save(results)
 
 
-def _show(setting: str, found: dict[str, Any]) -> None:
+def _show(section: report.Section, setting: str, found: dict[str, Any]) -> None:
     rows = [
         [
             reduction,
@@ -46,7 +47,7 @@ def _show(setting: str, found: dict[str, Any]) -> None:
     ]
     counts = next(iter(found.values()))["against one virtual node"]
     columns = ["reduction", *(f"V={count}" for count in counts), "V=1 against plain (paper >= 0.884)"]
-    report.show(f"{SETTINGS[setting].title}: throughput against V=1", columns, rows)
+    section.show(f"{SETTINGS[setting].title}: throughput against V=1", columns, rows)
 
 
 def _plot(results: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks import report
 from benchmarks.arena import Contender, Runs, race
@@ -33,14 +32,14 @@ class Line:
 
 def run(*, quick: bool, devices: int, only: str | None = None) -> None:
     """Race all contenders in each setting."""
-    results: dict[str, Any] = {}
+    section, results = report.Section(f"speed-{devices}"), {}
     for setting in [only] if only else list(SETTINGS):
         contenders = _contenders(setting, devices)
         runs = race(contenders, 3 if quick else 12, launches=1 if quick else 2)
         lines = [_line(contender, runs) for contender in contenders]
-        _show(setting, devices, lines, runs)
+        _show(section, setting, devices, lines, runs)
         results[setting] = {"lines": lines, "seconds": runs.seconds, "cpu_seconds": runs.cpu_seconds}
-    report.save(f"speed-{devices}", results)
+    section.save(results)
 
 
 def _contenders(setting: str, devices: int) -> list[Contender]:
@@ -73,7 +72,7 @@ def _line(contender: Contender, runs: Runs) -> Line:
     )
 
 
-def _show(setting: str, devices: int, lines: list[Line], runs: Runs) -> None:
+def _show(section: report.Section, setting: str, devices: int, lines: list[Line], runs: Runs) -> None:
     title = (
         f"{SETTINGS[setting].title}; {devices} device(s), {VIRTUAL_NODES} virtual nodes; baseline {BASELINE[devices]}"
     )
@@ -89,10 +88,10 @@ def _show(setting: str, devices: int, lines: list[Line], runs: Runs) -> None:
                 "" if line.goal is None else ("met" if line.throughput.median >= line.goal else "MISSED"),
             ]
         )
-    report.show(title, ["contender", "step", "throughput (middle half)", "by CPU time", "goal", ""], rows)
+    section.show(title, ["contender", "step", "throughput (middle half)", "by CPU time", "goal", ""], rows)
     ahead = [
         [ours, theirs, report.ratio(runs.seconds[theirs], runs.seconds[ours])]
         for ours in ("fast", "exact")
         for theirs in ("accelerate", "fabric", "baseline, memory kept")
     ]
-    report.show("head to head", ["this", "against", "throughput (middle half)"], ahead)
+    section.show("head to head", ["this", "against", "throughput (middle half)"], ahead)

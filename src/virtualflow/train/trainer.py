@@ -16,7 +16,7 @@ from virtualflow.core import membership as memberships
 from virtualflow.core.certificate import EMPTY_CHAIN, extend_chain
 from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
-from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes, sampled, shuffled
+from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes
 from virtualflow.errors import CheckpointError, ConfigError, CoordinatorLostError, ReplicaError
 from virtualflow.events import (
     STREAM,
@@ -32,7 +32,8 @@ from virtualflow.events import (
 )
 from virtualflow.train import certificate, checkpoint, checks, inference, snapshot
 from virtualflow.train.audit import Audit
-from virtualflow.train.data import Collate, Dataset, Feed, Request, length_of
+from virtualflow.train.data import Collate, Dataset, Feed, length_of
+from virtualflow.train.loading import Loading, requests
 from virtualflow.train.peers import Peers
 from virtualflow.train.recorded import Recorded
 from virtualflow.train.reduction import ExactReduction, FastReduction
@@ -88,14 +89,11 @@ class Trainer:
         if reduction == "exact":
             checks.check_compiled(model, self._sizes)
         self._device = self._prepare_device(model, reduction)
-        self._collate_fn = collate_fn
-        self._sampler = sampler
-        self._drop_last = drop_last
-        self._loader_workers = loader_workers
         self._peers = Peers(self._membership, len(self._sizes))
         self._recorded = Recorded(self._membership)
         self._seed = self._choose_seed(seed, derive(0, reduction, on_nan, repr(self._sizes), repr(seed)))
         self._share_initial_model(model)
+        self._loading = Loading(self._sizes, self._seed, self._device, collate_fn, sampler, drop_last, loader_workers)
         buffers = Buffers(model)
         kind = ExactReduction if reduction == "exact" else FastReduction
         reducer = kind(named_parameters(model), buffers, len(self._sizes))
@@ -115,7 +113,6 @@ class Trainer:
         self._in_epochs = False
         self._pass_begun = False
         self._feed: Feed | None = None
-        self._feed_dataset: Dataset | None = None
         self._fed_generation = -1
         self._changes_told = 0
         self._events = EventLog(self._stream(), lambda: self.is_lead)
@@ -162,8 +159,8 @@ class Trainer:
                 "(torch.utils.data.ConcatDataset)."
             )
         self._pass_begun = True
-        epoch = self._epoch_of(dataset)
-        feed = self._feed_for(dataset)
+        epoch = self._loading.epoch(dataset, self._position.epoch)
+        self._feed = feed = self._loading.kept_feed(dataset)
         first = self._position.step
         self._recorded.in_pass = True
         self._fed_generation = -1
@@ -230,7 +227,7 @@ class Trainer:
     def predict(self, dataset: Dataset, predict_fn: inference.PredictFn = inference.default_predict) -> Any:
         """The model's outputs for every example of *dataset*, in its order, on every worker."""
         pass_ = inference.Pass(length_of(dataset, "predict"), self._sizes)
-        with self._new_feed(dataset) as feed:
+        with self._loading.feed(dataset) as feed:
             packed = self._recorded(lambda: self._inference.predict(pass_, feed, predict_fn, self.global_step))
         return inference.unpack(packed, pass_)
 
@@ -323,7 +320,7 @@ class Trainer:
             self._peers.change(self._send_state)
         self._tell_of_changes()
         if self._fed_generation != self._membership.generation:
-            feed.announce(self._requests(epoch, step))
+            feed.announce(requests(epoch, step, self._peers.nodes))
             self._fed_generation = self._membership.generation
 
     def _tell_of_changes(self) -> None:
@@ -369,7 +366,7 @@ class Trainer:
 
     def _evaluate(self, dataset: Dataset, metric_fn: inference.MetricFn) -> float:
         pass_ = inference.Pass(length_of(dataset, "evaluate"), self._sizes)
-        with self._new_feed(dataset) as feed:
+        with self._loading.feed(dataset) as feed:
             value = self._inference.evaluate(pass_, feed, metric_fn, self.global_step)
         self._events.write(Evaluated(self.global_step, value))
         return value
@@ -377,40 +374,6 @@ class Trainer:
     def _save(self, path: Path) -> None:
         self._write_once("save", path, lambda: checkpoint.write(path, self._contents()))
         self._events.write(Saved(self.global_step, str(path)))
-
-    def _epoch_of(self, dataset: Dataset) -> Epoch:
-        length = length_of(dataset, "batches")
-        number = self._position.epoch
-        order = sampled(self._sampler, number, length) if self._sampler else shuffled(self._seed, number, length)
-        epoch = Epoch(number, order, self._sizes, drop_last=self._drop_last)
-        if epoch.steps == 0:
-            raise ConfigError(
-                f"an epoch of {len(order)} examples has no step of batch_size={sum(self._sizes)} with drop_last=True. "
-                "Use drop_last=False or a smaller batch."
-            )
-        return epoch
-
-    def _requests(self, epoch: Epoch, first: int) -> Iterator[Request]:
-        for step in range(first, epoch.steps):
-            shards = epoch.batch(step).shards
-            for node in self._peers.nodes:
-                if len(shards[node]):
-                    yield Request(epoch.number, step, node, 0, shards[node])
-
-    def _feed_for(self, dataset: Dataset) -> Feed:
-        # Kept between epochs, with its loader processes.
-        if self._feed is None or self._feed_dataset is not dataset:
-            self._feed, self._feed_dataset = self._new_feed(dataset), dataset
-        return self._feed
-
-    def _new_feed(self, dataset: Dataset) -> Feed:
-        return Feed(
-            dataset,
-            collate_fn=self._collate_fn,
-            seed=self._seed,
-            loader_workers=self._loader_workers,
-            device=self._device,
-        )
 
     def _record(self, batch: GlobalBatch, result: StepResult, seconds: float) -> None:
         loss_bits = result.loss.hex()
