@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -51,10 +52,17 @@ class Runs:
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
+    others: list[float] = field(default_factory=list)  # cores that other processes kept busy meanwhile
 
-    def note(self, name: str, seconds: float, cpu_seconds: float) -> None:
+    def note(self, name: str, seconds: float, cpu_seconds: float, busy_seconds: float) -> None:
         self.seconds.setdefault(name, []).append(seconds)
         self.cpu_seconds.setdefault(name, []).append(cpu_seconds)
+        self.others.append(max(0.0, busy_seconds - cpu_seconds) / seconds)
+
+    @property
+    def disturbance(self) -> str:
+        """How far the machine was not ours: what to think of these times."""
+        return f"other processes kept {statistics.mean(self.others):.2f} of {os.cpu_count()} cores busy"
 
 
 def race(contenders: Sequence[Contender], rounds: int, *, launches: int = 1, warmup: int = 1) -> Runs:
@@ -70,10 +78,17 @@ def race(contenders: Sequence[Contender], rounds: int, *, launches: int = 1, war
                 order = list(contenders)
                 shuffle(order)
                 for contender in order:
+                    before = _busy_seconds()
                     segment = _segment(contender, connections[contender.name])
                     if number >= warmup:
-                        runs.note(contender.name, *segment)
+                        runs.note(contender.name, *segment, _busy_seconds() - before)
     return runs
+
+
+def _busy_seconds() -> float:
+    """CPU time that this machine's processes have used so far."""
+    user, nice, system, *_ = (int(text) for text in Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 def _segment(contender: Contender, lines: list[TextIO]) -> tuple[float, float]:

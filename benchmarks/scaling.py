@@ -30,6 +30,7 @@ def run(*, quick: bool) -> None:
                 },
                 "one virtual node against plain": report.ratio(runs.seconds["plain"], runs.seconds["1"]),
                 "seconds": runs.seconds,
+                "disturbance": runs.disturbance,
             }
         _show(section, setting, results[setting])
     _plot(results)
@@ -47,7 +48,8 @@ def _show(section: report.Section, setting: str, found: dict[str, Any]) -> None:
     ]
     counts = next(iter(found.values()))["against one virtual node"]
     columns = ["reduction", *(f"V={count}" for count in counts), "V=1 against plain (paper >= 0.884)"]
-    section.show(f"{SETTINGS[setting].title}: throughput against V=1", columns, rows)
+    notes = "; ".join(f"{reduction}: {figures['disturbance']}" for reduction, figures in found.items())
+    section.show(f"{SETTINGS[setting].title}: throughput against V=1\n{notes}", columns, rows)
 
 
 def _plot(results: dict[str, Any]) -> None:

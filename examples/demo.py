@@ -140,7 +140,10 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train on 1 and on 3 devices, with VirtualFlow and without.")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--out", type=Path, default=Path("out"), help="where files go (default: %(default)s)")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.epochs < 1:
+        parser.error("--epochs must be at least 1")
+    return given
 
 
 if __name__ == "__main__":

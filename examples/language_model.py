@@ -115,6 +115,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=3e-3, help="the highest of the cycle (default: %(default)s)")
     parser.add_argument("--reduction", choices=["exact", "fast"], default="exact")
     given = parser.parse_args()
+    if min(given.epochs, given.verses, given.held_out) < 1:
+        parser.error("--epochs, --verses and --held-out must be at least 1")
     if given.width % given.heads:
         parser.error(f"--heads {given.heads} does not divide --width {given.width}")
     return given

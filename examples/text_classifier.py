@@ -99,8 +99,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-4, help="at the start; falls to 0 (default: %(default)s)")
     parser.add_argument("--reduction", choices=["exact", "fast"], default="exact")
     given = parser.parse_args()
-    if given.examples < 8:
-        parser.error("--examples: at least 8, because an eighth of them is kept for the test")
+    if given.examples < 8 or given.epochs < 1:
+        parser.error("at least --examples 8, because an eighth of them is kept for the test, and --epochs 1")
     return given
 
 

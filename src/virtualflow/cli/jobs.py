@@ -12,7 +12,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
@@ -38,7 +38,7 @@ def status(
     if not watch:
         Console().print(_table(folders))
         if job:
-            _print_changes(folders[0])
+            _print_more(folders[0])
         return
     try:
         with Live(_table(folders), refresh_per_second=4) as live:
@@ -60,13 +60,22 @@ def resize(
     folder = _running(job)
     control.ask(folder, verb="resize", devices=devices)
     deadline = time.monotonic() + WAIT_SECONDS
-    while wait:
-        state = folder.read_state()
-        if state["state"] in ENDED or (state["state"] == "RUNNING" and len(state["workers"]) == devices):
-            break
+    while wait and not _has_got_to(folder, devices):
         if time.monotonic() > deadline:
             raise LaunchError(f"job {job} did not get to {devices} devices within {WAIT_SECONDS:.0f} s")
         time.sleep(0.05)
+
+
+def _has_got_to(folder: JobFolder, devices: int) -> bool:
+    job = folder.path.name
+    if not folder.is_locked():
+        raise LaunchError(
+            f"job {job} ended before it got to {devices} devices: its state is {folder.read_state()['state']}"
+        )
+    state = control.ask(folder, verb="status")
+    if len(state["wanted"]) != devices:
+        raise LaunchError(f"job {job} is to run on {len(state['wanted'])} devices by now, not on {devices}")
+    return bool(state["state"] == "RUNNING" and len(state["workers"]) == devices)
 
 
 def stop(
@@ -115,7 +124,7 @@ def clean(
     """Remove the folders of jobs that have ended."""
     folders = [JobFolder.of(job)] if job else all_jobs()
     for folder in folders:
-        if folder.is_locked():
+        if folder.is_locked() or folder.read_state()["state"] not in ENDED:
             if job:
                 raise LaunchError(f"job {job} is running; `vf stop {job}` ends it")
             continue
@@ -145,8 +154,9 @@ def describe(folder: JobFolder) -> dict[str, Any]:
 
 
 def _table(folders: list[JobFolder]) -> Table:
-    columns = ("job", "state", "devices", "nodes/device", "gen", "step", "loss", "ex/s", "resizes", "failures")
-    table = Table(*columns, box=box.SIMPLE, pad_edge=False)
+    columns = ("devices", "nodes/device", "gen", "step", "loss", "ex/s", "resizes", "failures")
+    whole = (Column("job", no_wrap=True), Column("state", no_wrap=True))
+    table = Table(*whole, *columns, box=box.SIMPLE, pad_edge=False)
     for folder in folders:
         job = describe(folder)
         per_device = " ".join(f"{w['device']}:{len(w['virtual_nodes'])}" for w in job["workers"])
@@ -157,8 +167,11 @@ def _table(folders: list[JobFolder]) -> Table:
     return table
 
 
-def _print_changes(folder: JobFolder) -> None:
-    for change in describe(folder)["changes"]:
+def _print_more(folder: JobFolder) -> None:
+    job = describe(folder)
+    if "reason" in job:
+        print(job["reason"])
+    for change in job["changes"]:
         pause = ", ".join(f"{name} {ms:.0f} ms" for name, ms in change["pause_ms"].items())
         print(f"generation {change['generation']} at step {change['step']} ({change['cause']}): "
               f"devices {' '.join(change['devices'])}; {pause}")  # fmt: skip

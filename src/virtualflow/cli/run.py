@@ -125,10 +125,13 @@ def _detach(folder: JobFolder, checkpoint: Path | None) -> None:
         folder.path.name,
         *([str(checkpoint)] if checkpoint else []),
     ]
+    folder.control.unlink(missing_ok=True)  # left by a coordinator that was killed
     with (folder.path / "coordinator.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + DETACH_SECONDS
     while not folder.control.exists() and time.monotonic() < deadline:
+        if process.poll() == 0:
+            return  # a short job
         if process.poll() is not None:
             raise LaunchError(f"the job ended at once: {(folder.path / 'coordinator.log').read_text()[-2000:]}")
         time.sleep(0.05)
@@ -142,6 +145,7 @@ def _to_resume(job_id: str) -> tuple[JobFolder, Path | None]:
         raise LaunchError(f"job {job_id} has ended; there is nothing left to do")
     for old in folder.path.glob("failure*"):
         old.unlink()
+    folder.write_launched()
     return folder, folder.latest_checkpoint()
 
 

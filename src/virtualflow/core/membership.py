@@ -120,8 +120,8 @@ class Membership(Protocol):
     def record(self, result: Any) -> None:
         """Keep the result of a call made before the first epoch, for workers that join later."""
 
-    def recorded(self, call: int) -> Any:
-        """What the job's *call*-th such call gave."""
+    def recorded(self) -> Any:
+        """What the job's next such call gave."""
 
 
 Handover = Callable[[Group], None]
@@ -165,7 +165,7 @@ class Solo:
     def record(self, result: Any) -> None:
         pass
 
-    def recorded(self, call: int) -> Any:
+    def recorded(self) -> Any:
         raise NotImplementedError("a plain script has no past")
 
 

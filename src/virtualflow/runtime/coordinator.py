@@ -72,10 +72,10 @@ class Coordinator:
         self._selector = selectors.DefaultSelector()
         self._workers: dict[str, Worker] = {}  # by device
         self._retired: dict[int, Worker] = {}  # by process: those whose device has another worker by now
-        self._results: list[Any] = []
+        self._results: list[Any] = []  # of the calls that the job has made before its first epoch
         self._outcome: Outcome | None = None
         self._store_port = 0
-        self._stopping = False
+        self._stopping = self._told_to_go = False
         self._stop_before = math.inf
         self._told = ""
         self._host = "127.0.0.1"
@@ -97,6 +97,8 @@ class Coordinator:
             while self._outcome is None:
                 self._pump(TICK_SECONDS)
                 self._carry_out(self.roster.tick(time.monotonic()))
+                if self._told_to_go and not self._stopping:
+                    self.stop(checkpoint=True)
                 if time.monotonic() > self._stop_before:
                     self._end(Outcome(1, Failure("", "late", LATE_STOP, consequence=False)))
                 self._write_state()
@@ -104,6 +106,8 @@ class Coordinator:
 
     def resize(self, count: int) -> None:
         """Go on with *count* devices: the present ones first, then new ones."""
+        if self._stopping:
+            raise LaunchError("the job is being stopped")
         present = self.roster.generation.devices
         names = [*present, *(str(n) for n in range(4096) if str(n) not in present)]
         self._carry_out(self.roster.resize(names[:count], time.monotonic()))
@@ -140,7 +144,6 @@ class Coordinator:
             device_type=job.device_type,
             audit=job.audit,
             joins=joins,
-            results=tuple(self._results),
             checkpoint_every=job.checkpoint_every,
             resume_from=str(self._resume_from) if self._resume_from else None,
         )
@@ -159,9 +162,15 @@ class Coordinator:
         if device in self._workers:
             self._retired[self._workers[device].pid] = self._workers[device]
         self._workers[device] = worker
+        if joins:
+            self._tell_results(worker)
         for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):
             self._selector.register(reader, selectors.EVENT_READ, (worker, stream))
         self._selector.register(worker.wire, selectors.EVENT_READ, (worker, "control"))
+
+    def _tell_results(self, worker: Worker) -> None:
+        for result in self._results:
+            worker.wire.send(result=result)
 
     def _pump(self, timeout_seconds: float) -> None:
         """Take what has come: output first, so that a worker's last words precede its end."""
@@ -242,6 +251,7 @@ class Coordinator:
         self._workers[device] = worker
         self._selector.register(worker.wire, selectors.EVENT_READ, (worker, "control"))
         guest.wire.send(spec=self._spec(device, joins=True).to_json(), modules=read_modules(self._folder.snapshot))
+        self._tell_results(worker)
         return True
 
     def _obey(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +284,7 @@ class Coordinator:
 
     def _phase(self) -> str:
         if self._outcome is not None:
-            return "CANCELLED" if self._stopping else "DONE" if self._outcome.code == 0 else "FAILED"
+            return "FAILED" if self._outcome.code else "CANCELLED" if self._stopping else "DONE"
         if self.roster.mapping is None:
             return "STARTING"
         return "RUNNING" if self.roster.is_settled else "RESIZING"
@@ -284,6 +294,10 @@ class Coordinator:
         if (text := json.dumps(state)) != self._told:
             self._told = text
             self._folder.write_state(state)
+
+    def notice(self) -> None:
+        """Stop with a checkpoint, soon: this is for signal handlers, which may come in the middle of anything."""
+        self._told_to_go = True
 
     def stop(self, *, checkpoint: bool) -> None:
         """End the job, with a checkpoint to go on from if one is wanted."""
@@ -317,9 +331,15 @@ class Coordinator:
         if "done" in message:
             actions = self.roster.ended(device, now)
         if "result" in message:
-            self._results.append(message["result"])
-            self._tell_all(result=message["result"])
+            self._keep_result(message["call"], message["result"])
         self._carry_out(actions)
+
+    def _keep_result(self, call: int, result: Any) -> None:
+        """Every worker tells, so that none is missed when one is lost; the first to do so is believed."""
+        if call == len(self._results):
+            self._results.append(result)
+            for device in self.roster.starting & self._workers.keys():
+                self._workers[device].wire.send(result=result)
 
     def _note_exit(self, pid: int, code: int) -> None:
         known = (w for w in self._workers.values() if w.pid == pid and not w.remote)
@@ -341,13 +361,13 @@ class Coordinator:
             self._end(Outcome(code or 1, failure))
         elif code > 0:
             self._end(Outcome(code, failure or Failure(worker.device, "exit", "", consequence=False)))
-        elif code == 0 and self._stopping:
-            if not self._workers:
-                self._end(Outcome(0))
-        elif not (code == 0 and worker.leaving):
+        elif code != 0 or not (self._stopping or worker.leaving):
             self._lost_code = 128 - code if code else 1
             self._lost_text = _signal_advice(worker.device, -code) if code else ""
             self._carry_out(self.roster.gone(worker.device, time.monotonic()))
+        if self._stopping and not self._workers:
+            lost = Failure("", "lost", f"{self._lost_text}The job was about to stop.\n", consequence=False)
+            self._end(Outcome(0) if code == 0 else Outcome(self._lost_code, lost))
 
     def _forget(self, worker: Worker) -> None:
         """Take in the last words of a worker that has ended, and close its lines."""
@@ -373,6 +393,7 @@ class Coordinator:
                     self._workers[action.device].wire.send(release=True)
             elif isinstance(action, Finish):
                 self._tell_all(all_done=True)
+                self._stopping = False  # whatever was asked for: it has come to its end
                 self._end(Outcome(0))
             elif isinstance(action, GiveUp):
                 text = f"{self._lost_text}{action.reason}\n"
@@ -397,7 +418,7 @@ class Coordinator:
 
     def _stop_all(self) -> None:
         """End every worker that still runs; those whose script has ended go by themselves."""
-        finished = self._outcome is not None and self._outcome.code == 0
+        finished = self._outcome is not None and self._outcome.code == 0 and not self._stopping
         for signal_number, seconds in ((signal.SIGINT, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + seconds
             if not (finished and signal_number == signal.SIGINT):

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ STATES = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "PAUSED", "DONE", "FAILED
 ENDED = ("DONE", "FAILED", "CANCELLED")
 _SKIPPED = {"__pycache__", "node_modules", "venv", "site-packages"}
 _MOST_MODULES = 2000
+LAUNCH_SECONDS = 60.0  # between `vf run` and its coordinator's first word
+LOCK_SECONDS = 1.0  # a verb that only looks holds the lock for an instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class JobFolder:
         self.checkpoints = path / "checkpoints"
         self.snapshot = path / "snapshot"
         self.control = path / "control.sock"
+        self.failure = path / "failure.txt"
 
     @classmethod
     def of(cls, job_id: str) -> JobFolder:
@@ -67,6 +71,7 @@ class JobFolder:
         """Make the folder, with a snapshot of the script and the modules beside it."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self._spec, asdict(spec))
+        self.write_launched()
         _copy_modules(Path(spec.script), self.snapshot)
 
     def spec(self) -> JobSpec:
@@ -78,16 +83,23 @@ class JobFolder:
     def write_state(self, state: dict[str, Any]) -> None:
         write_json(self.path / "state.json", state)
 
+    def write_launched(self) -> None:
+        """A coordinator will be there soon."""
+        self.write_state({"state": "STARTING", "workers": [], "generation": 0, "launched": time.time()})
+
     def read_state(self) -> dict[str, Any]:
+        running = self.is_locked()  # asked first: a job that ends meanwhile has written its last state by then
         try:
             state: dict[str, Any] = json.loads((self.path / "state.json").read_text())
         except (OSError, ValueError):
             state = {"state": "STARTING", "workers": [], "generation": 0}
-        if state["state"] not in ENDED and not self.is_locked():
+        if state["state"] not in ENDED and not running and time.time() - state.get("launched", 0) > LAUNCH_SECONDS:
             state |= {
                 "state": "FAILED",
                 "reason": "its coordinator is gone; `vf run --resume` goes on from its checkpoint",
             }
+        elif state["state"] == "FAILED" and (told := self.failure.read_text() if self.failure.exists() else ""):
+            state["reason"] = told.strip().splitlines()[-1]
         return state
 
     def latest_checkpoint(self) -> Path | None:
@@ -99,24 +111,28 @@ class JobFolder:
         """Own the job: nobody else may run it meanwhile."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise LaunchError(
-                    f"job {self.path.name} is running already; `vf status {self.path.name}` shows it"
-                ) from None
+            deadline = time.monotonic() + LOCK_SECONDS
+            while not _taken(file.fileno(), fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise LaunchError(f"job {self.path.name} is running already; `vf status {self.path.name}` shows it")
+                time.sleep(0.01)
             yield
 
     def is_locked(self) -> bool:
         """Whether a coordinator runs the job right now."""
         try:
             with (self.path / "lock").open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+                return not _taken(file.fileno(), fcntl.LOCK_SH)
         except OSError:
             return False
+
+
+def _taken(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
+    return True
 
 
 def all_jobs() -> list[JobFolder]:
@@ -134,12 +150,12 @@ def write_json(path: Path, value: Any) -> None:
 
 def _copy_modules(script: Path, snapshot: Path) -> None:
     """Workers that join later must run what the first ones ran, whatever has been edited since."""
-    source = script.resolve().parent
+    source, jobs = script.resolve().parent, home().resolve()
     snapshot.mkdir(parents=True, exist_ok=True)
     shutil.copy2(script, snapshot / script.name)
     copied = 0
     for folder, names, files in os.walk(source):
-        names[:] = [n for n in names if not n.startswith(".") and n not in _SKIPPED]
+        names[:] = [n for n in names if not n.startswith(".") and n not in _SKIPPED and Path(folder, n) != jobs]
         for name in files:
             if name.endswith(".py") and copied < _MOST_MODULES:
                 copied += 1

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from virtualflow.core.processes import die_with_parent
+from virtualflow.runtime.output import outlasting
 from virtualflow.runtime.spec import WorkerSpec
 
 OUTLIVE_SECONDS = 60.0
@@ -84,7 +85,7 @@ def _become_worker(request: dict[str, Any], descriptors: list[int], worker: Any)
         os.dup2(descriptors[0], 1)
         os.dup2(descriptors[1], 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        sys.stdout, sys.stderr = outlasting(1), outlasting(2)
         code = worker.run(WorkerSpec.from_json(request["worker"]), descriptors[2])
     finally:
         for stream in (sys.stdout, sys.stderr):

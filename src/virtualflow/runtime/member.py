@@ -38,7 +38,8 @@ class Member:
         self._lost_by = -1  # the newest generation that was published because of a loss
         self._agreed = -1
         self._released = self._all_done = self._orphaned = False
-        self._results: list[Any] = list(spec.results)
+        self._results: list[Any] = []  # of the calls that the job made before its first epoch
+        self._calls = 0  # of that kind that this worker has come by
         self.changes: list[Change] = []
         self._trainers = 0
         self._peers: Any = None
@@ -144,12 +145,14 @@ class Member:
             self.recover()
 
     def record(self, result: Any) -> None:
-        if self.devices[0] == self.device:
-            self._wire.send(result=result)
+        self._wire.send(call=self._calls, result=result)
+        self._calls += 1
 
-    def recorded(self, call: int) -> Any:
-        self._await(lambda: len(self._results) > call or None, self._spec.patience_seconds)
-        return self._results[call]
+    def recorded(self) -> Any:
+        self._calls += 1
+        # The job may take its time over the call; nobody waits for this worker meanwhile.
+        self._await(lambda: len(self._results) >= self._calls or None, None)
+        return self._results[self._calls - 1]
 
     def finish(self) -> None:
         """Stay until every worker has ended its script: one that is behind may need what this one holds."""

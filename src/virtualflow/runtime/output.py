@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TextIO
 
 
 class Sink(Protocol):
@@ -92,3 +93,17 @@ def _emit(stream: str, data: bytes) -> None:
     target.flush()
     while data:
         data = data[os.write(target.fileno(), data) :]
+
+
+class _Outlasting(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
+
+
+def outlasting(descriptor: int) -> TextIO:
+    """A worker's stream to the coordinator: what is printed after that has died is lost, and the worker goes on."""
+    raw = io.BufferedWriter(_Outlasting(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)

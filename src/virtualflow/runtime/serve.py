@@ -27,10 +27,10 @@ def run_job(
         workers = LocalBackend(threads_per_device=job.threads_per_device)
         with folder.locked(), interruptible() as interrupts, workers as backend:
             coordinator = Coordinator(job, folder, backend, output, on_tick, resume_from)
-            interrupts.on_notice = lambda: coordinator.stop(checkpoint=True)
+            interrupts.on_notice = coordinator.notice
             outcome = coordinator.run()
         if outcome.failure is not None:
-            (folder.path / "failure.txt").write_text(outcome.failure.text)
+            folder.failure.write_text(outcome.failure.text)
         return outcome
     except Interrupted as interruption:
         return Outcome(128 + interruption.signal_number)

@@ -29,7 +29,6 @@ class WorkerSpec:
     checkpoint_every: int = 0
     resume_from: str | None = None
     joins: bool = False  # a job that is under way
-    results: tuple[Any, ...] = ()  # of the calls that the job has made before its first epoch
 
     @property
     def rank(self) -> int:
@@ -45,7 +44,7 @@ class WorkerSpec:
     @classmethod
     def from_json(cls, text: str) -> WorkerSpec:
         fields: dict[str, Any] = json.loads(text)
-        for name in ("devices", "arguments", "owners", "results"):
+        for name in ("devices", "arguments", "owners"):
             if fields[name] is not None:
                 fields[name] = tuple(fields[name])
         return cls(**fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import threading
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import Any
 from virtualflow.core.roster import Generation
 
 LARGEST_MESSAGE = 64 * 2**20
+TAKE_SECONDS = 5.0  # for the other end to read on, with hundreds of kilobytes under way
 
 
 class Wire:
@@ -20,19 +22,31 @@ class Wire:
         self._connection = connection
         self._largest = largest
         self._received = b""
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # a signal handler may send in the middle of a send
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def send(self, **message: Any) -> bool:
         """Send a message; return whether the other end was still there to take it."""
+        unsent = memoryview(json.dumps(message).encode() + b"\n")
         try:
             with self._sending:
-                self._connection.sendall(json.dumps(message).encode() + b"\n")
+                while unsent:
+                    unsent = unsent[self._send_some(unsent) :]
             return True
         except OSError:
             return False
+
+    def _send_some(self, data: memoryview) -> int:
+        try:
+            return self._connection.send(data)
+        except BlockingIOError:
+            if not select.select([], [self._connection], [], TAKE_SECONDS)[1]:
+                # With half a message in it the connection is of no use any more.
+                self._connection.shutdown(socket.SHUT_RDWR)
+                raise
+            return 0
 
     def receive(self) -> list[dict[str, Any]] | None:
         """The messages that have come, at least one unless the connection would block; None at its end."""

@@ -27,7 +27,7 @@ class Peers:
         self.membership = membership
         self._virtual_nodes = virtual_nodes
         self.agreements = 0
-        self._last = torch.zeros(0, dtype=torch.int64)
+        self.last = torch.zeros(0, dtype=torch.int64)
 
     @property
     def group(self) -> Group | None:
@@ -70,7 +70,7 @@ class Peers:
                     result = missed
                     break
         self.agreements += 1
-        self._last = result
+        self.last = result
         return result
 
     def change(self, send_state: Handover) -> None:
@@ -134,7 +134,7 @@ class Peers:
         group = self.group
         if group is None:
             return None
-        last = self._last.contiguous()
+        last = self.last.contiguous()
         mine = torch.tensor([self.agreements, last.numel(), _DTYPES.index(last.dtype)], dtype=torch.int64)
         everyone = [torch.empty_like(mine) for _ in range(group.size)]
         group.gather(mine, everyone).wait()

@@ -22,7 +22,6 @@ class Recorded:
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._calls = 0
         self._in_epochs = False
         self._past: deque[Any] = deque()
         self.section: list[Any] = []
@@ -30,8 +29,7 @@ class Recorded:
 
     def __call__(self, make: Callable[[], Any]) -> Any:
         if self._membership.joining:
-            self._calls += 1
-            return _from_json(self._membership.recorded(self._calls - 1))
+            return _from_json(self._membership.recorded())
         if self._past:
             return self._past.popleft()
         result = make()

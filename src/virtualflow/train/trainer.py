@@ -355,13 +355,14 @@ class Trainer:
 
     def _send_state(self, group: Group) -> None:
         contents = snapshot.take(self._live, self._position)
-        contents |= {"agreements": self._peers.agreements, "results": self._recorded.section}
+        contents |= {"agreements": self._peers.agreements, "agreed": self._peers.last}
+        contents |= {"results": self._recorded.section}
         snapshot.send(contents, group)
 
     def _receive_state(self, group: Group) -> None:
         contents = snapshot.receive(group)
         self._position = snapshot.put(self._live, contents)
-        self._peers.agreements = contents["agreements"]
+        self._peers.agreements, self._peers.last = contents["agreements"], contents["agreed"]
         self._recorded.replay(contents["results"])
 
     def _evaluate(self, dataset: Dataset, metric_fn: inference.MetricFn) -> float:

@@ -1,0 +1,80 @@
+"""Runs a job in this process and does things to it when it has made so many steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.conftest import Finished, Printed
+from virtualflow.events import STREAM, StepDone, read_events
+from virtualflow.runtime.backend import Backend
+from virtualflow.runtime.coordinator import Coordinator
+from virtualflow.runtime.folder import JobFolder, JobSpec
+
+Deed = Callable[[Coordinator], None]
+PACE = """
+import sys, time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+def pace():  # so that a test can act between two steps, wherever it runs
+    if (folder / "slow").exists():
+        time.sleep(0.03)
+"""
+
+
+class Driven:
+    """One job, slow until everything that was planned for it has happened."""
+
+    def __init__(self, backend: Backend, folder: Path, script: str, patience_seconds: float = 30.0) -> None:
+        self._backend = backend
+        self.folder = folder
+        self.script = folder / "script.py"
+        self._patience = patience_seconds
+        folder.mkdir(parents=True, exist_ok=True)
+        self.script.write_text(PACE + script)
+
+    def run(self, devices: int = 1, plan: Sequence[tuple[int, Deed]] = ()) -> Finished:
+        """Run on *devices*; each deed of *plan* comes at its step, and after the one before it is through."""
+        job = JobFolder(self.folder / "job")
+        spec = JobSpec(
+            job_id="job",
+            script=str(self.script),
+            arguments=(str(self.folder),),
+            devices=tuple(str(device) for device in range(devices)),
+            patience_seconds=self._patience,
+        )
+        job.create(spec)
+        printed = Printed()
+        self._left = list(plan)
+        self._stream = job.path / STREAM
+        if plan:
+            (self.folder / "slow").touch()
+        self.coordinator = Coordinator(spec, job, self._backend, printed, self._tick)
+        return Finished(self.coordinator.run(), job.path, printed)
+
+    @property
+    def step(self) -> int:
+        """How many steps the job has made; -1 before it is ready for the first."""
+        if not self._stream.exists():
+            return -1
+        return sum(isinstance(event, StepDone) for event in read_events(self._stream))
+
+    def _tick(self) -> None:
+        if not self.coordinator.roster.is_settled or not (self.folder / "slow").exists():
+            return
+        if not self._left:
+            (self.folder / "slow").unlink()
+        elif self.step >= self._left[0][0]:
+            self._left.pop(0)[1](self.coordinator)
+
+
+def to(devices: int) -> Deed:
+    """A resize."""
+    return lambda coordinator: coordinator.resize(devices)
+
+
+def to_others(*devices: str) -> Deed:
+    """A move to devices of these names."""
+    return lambda coordinator: coordinator._carry_out(coordinator.roster.resize(devices, time.monotonic()))
