@@ -88,7 +88,7 @@ def right_answers(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small ResNet on handwritten digits.")
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=256, help="the global batch (default: %(default)s)")
     parser.add_argument("--virtual-nodes", type=int, default=32, help="how many share it (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=0.4, help="at the start; follows a cosine (default: %(default)s)")

@@ -91,7 +91,7 @@ def accuracy(model: DistributedDataParallel) -> float:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Plain PyTorch, with a batch that follows the number of devices.")
     parser.add_argument("--devices", type=int, nargs="+", default=[1], metavar="N")
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--device-batch", type=int, default=8, help="what a device can hold (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=0.4)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""The README's example, and the demo made of it: what `make demo` runs, with one epoch instead of fifteen."""
+"""The README's example, and the demo made of it: what `make demo` runs, with one epoch instead of twelve."""
 
 import json
 

@@ -32,6 +32,7 @@ class Driven:
         self.folder = folder
         self.script = folder / "script.py"
         self._patience = patience_seconds
+        self.tick: Deed = lambda _: None
         folder.mkdir(parents=True, exist_ok=True)
         self.script.write_text(PACE + script)
 
@@ -62,6 +63,7 @@ class Driven:
         return sum(isinstance(event, StepDone) for event in read_events(self._stream))
 
     def _tick(self) -> None:
+        self.tick(self.coordinator)
         if not self.coordinator.roster.is_settled or not (self.folder / "slow").exists():
             return
         if not self._left:

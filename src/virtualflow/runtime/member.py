@@ -130,15 +130,20 @@ class Member:
         faults.reach("joining")
         self._wire.send(ready=True)
         new = self._await(self._invitation, None)
+        watch, before = Stopwatch(), (*(d for d in new.devices if d not in new.joining), *new.leaving)
         try:
             with self._handover_group(new) as group:
+                watch.lap("form group")
                 receive_state(group)
+                watch.lap("move state")
         except PeerLostError:
             self._end()  # without the state: the job starts another one if it wants one
         self._wire.send(holding=new.number)
         self.joining = False
         try:
             self._form(new)
+            watch.lap("form group")
+            self._note_change(before, watch)
             self._wire.send(formed=new.number)
         except PeerLostError:
             self._generation = new

@@ -59,6 +59,7 @@ def take(live: Live, position: Position) -> dict[str, Any]:
         "buffers": {buffer.name: buffer.current() for buffer in named_buffers(live.model)},
         "training": {plain_name(name): module.training for name, module in live.model.named_modules()},
         "optimizer": live.optimizer.state_dict(),
+        "groups": _groups(live.optimizer, parameters),
         "grids": {kind: {i: g.exponent for i, g in sums.grids.items()} for kind, sums in _sums(live.reduction)},
         "state": [item.state_dict() for item in live.state],
         "grad_scaler": live.grad_scaler.state_dict() if live.grad_scaler is not None else None,
@@ -77,6 +78,7 @@ def put(live: Live, saved: dict[str, Any]) -> Position:
         )
     if (saved["grad_scaler"] is None) != (live.grad_scaler is None):
         raise CheckpointError("either the checkpoint or this Trainer has a grad_scaler, and the other has none")
+    _regroup(live.optimizer, parameters, saved.get("groups", []))
     try:
         live.optimizer.load_state_dict(saved["optimizer"])
     except ValueError as error:
@@ -96,6 +98,18 @@ def put(live: Live, saved: dict[str, Any]) -> Position:
     for kind, sums in _sums(live.reduction):
         sums.grids = {index: Grid(exponent) for index, exponent in saved["grids"].get(kind, {}).items()}
     return Position(**saved["position"])
+
+
+def _groups(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> list[list[str]]:
+    """The names in each parameter group."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    return [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _regroup(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], groups: list[list[str]]) -> None:
+    """A script may add parameter groups as it goes, and this worker has not come by there."""
+    if len(groups) > len(optimizer.param_groups):
+        optimizer.param_groups = [{"params": [parameters[name] for name in names]} for names in groups]
 
 
 def send(contents: dict[str, Any], group: Group) -> None:
