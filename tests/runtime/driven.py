@@ -18,9 +18,9 @@ import sys, time
 from pathlib import Path
 
 folder = Path(sys.argv[1])
-def pace():  # so that a test can act between two steps, wherever it runs
+def pace(trainer):  # ever slower, so that a test can do all that it plans on a busy machine too
     if (folder / "slow").exists():
-        time.sleep(0.03)
+        time.sleep(0.02 * 1.05**trainer.global_step)
 """
 
 

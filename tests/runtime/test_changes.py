@@ -22,7 +22,7 @@ trainer = make(mlp())
 for _ in trainer.epochs(20):
     for batch in trainer.batches(regression()):
         trainer.step(batch)
-        pace()
+        pace(trainer)
 """
 
 
@@ -71,7 +71,7 @@ def test_a_worker_that_is_told_to_go_leaves_with_exit_code_0_and_the_job_goes_on
 
 def test_the_last_worker_that_is_told_to_go_leaves_a_checkpoint(backend: LocalBackend, tmp_path: Path) -> None:
     driven = Driven(backend, tmp_path, TRAIN)
-    plan = [(3, lambda coordinator: os.kill(pids(coordinator)["0"], signal.SIGTERM)), (80, nothing)]
+    plan = [(3, lambda coordinator: os.kill(pids(coordinator)["0"], signal.SIGTERM)), (70, nothing)]
     finished = driven.run(1, plan)
     assert (finished.outcome.code, driven.coordinator.state()["state"]) == (0, "CANCELLED")
     (checkpoint,) = finished.folder.glob("checkpoints/*")
@@ -142,7 +142,7 @@ def test_stopping_survives_a_death_on_the_way(backend: LocalBackend, tmp_path: P
         os.kill(pids(coordinator)["0"], signal.SIGKILL)
 
     driven = Driven(backend, tmp_path, TRAIN)
-    finished = driven.run(3, [(3, to(4)), (5, stop_and_kill), (80, nothing)])
+    finished = driven.run(3, [(3, to(4)), (5, stop_and_kill), (70, nothing)])
     assert (finished.outcome.code, driven.coordinator.state()["state"]) == (0, "CANCELLED")
     assert len(finished.steps) < 100
     assert (finished.folder / "checkpoints" / f"step-{len(finished.steps):09d}.pt").exists()

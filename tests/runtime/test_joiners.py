@@ -29,7 +29,7 @@ model[0].requires_grad_(False)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.9)
 trainer = vf.Trainer(model, optimizer, cross, batch_size=8, virtual_nodes=6, state=[schedule])
 before = trainer.evaluate(data, accuracy)
-for epoch in trainer.epochs(30):
+for epoch in trainer.epochs(20):
     if epoch == 2:
         model[0].requires_grad_(True)
         optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
@@ -38,7 +38,7 @@ for epoch in trainer.epochs(30):
         if trainer.is_lead:
             with (folder / "log").open("a") as log:
                 log.write(f"epoch {epoch} step {trainer.global_step} loss {loss.hex()}\\n")
-        pace()
+        pace(trainer)
     schedule.step()
 print(before.hex(), number, optimizer.param_groups[1]["lr"], trainer.digest())
 """
@@ -78,10 +78,10 @@ from tests.train.small import make, mlp, regression
 
 vf.seed(0)
 trainer = make(mlp())
-for _ in trainer.epochs(30):
+for _ in trainer.epochs(20):
     for batch in trainer.batches(regression()):
         trainer.step(batch)
-        pace()
+        pace(trainer)
 print(trainer.digest())
 """
     plan = [(3, to_others("a", "b", "c")), (6, to_others("x")), (9, to_others("0", "1"))]
@@ -101,7 +101,7 @@ trainer = vf.Trainer(model, torch.optim.Adam(model.parameters()), mse, batch_siz
 for _ in trainer.epochs(20):
     for batch in trainer.batches(regression()):
         trainer.step(batch)
-        pace()
+        pace(trainer)
 print(trainer.digest())
 """
     finished = Driven(backend, tmp_path, script).run(2, [(3, to(4)), (6, to(1)), (9, to(3))])
@@ -126,7 +126,7 @@ for epoch in trainer.epochs(20):
     trainer.save(folder / "before.pt")
     for batch in trainer.batches(data):
         trainer.step(batch)
-        pace()
+        pace(trainer)
         if trainer.global_step % 7 == 0:
             trainer.evaluate(data, accuracy)
     trainer.save(folder / "after.pt")
@@ -159,7 +159,7 @@ wide = trainer.predict(regression(2000), lambda model, batch: model(batch[0]).ex
 for _ in trainer.epochs(10):
     for batch in trainer.batches(regression()):
         trainer.step(batch)
-        pace()
+        pace(trainer)
 print(before.hex(), wide.double().sum().item(), trainer.digest())
 """
     calm = Driven(backend, tmp_path / "calm", script).run()
