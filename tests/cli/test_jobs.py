@@ -144,8 +144,9 @@ def test_a_job_is_resized_stopped_and_resumed_and_ends_as_if_nothing_had_happene
     assert all(alive(worker["pid"]) for worker in state["workers"])
     assert [each["id"] for each in json.loads(vf("status", "--json").stdout)] == [job.id]
 
+    assert vf("resize", job.id, "4", "--wait").returncode == 0
     for devices in (4, 3, 1, 2):
-        assert vf("resize", job.id, str(devices), "--wait").returncode == 0
+        assert said("resize", job.id, str(devices), "--wait") == (0, "")
         state = job.status()
         assert (state["state"], len(state["workers"])) == ("RUNNING", devices)
         assert sorted(node for worker in state["workers"] for node in worker["virtual_nodes"]) == [0, 1, 2, 3]
