@@ -82,7 +82,8 @@ def assert_exactly_once(finished: Finished, epochs: int) -> dict[int, int]:
         if len(shards) > 1:
             again[step] = max(again.get(step, 0), len(shards) - 1)
     losses = Counter(change.step - 1 for change in finished.changes if change.cause == "loss")
-    assert all(times <= losses[step] for step, times in again.items()), (again, losses)
+    # A loss at a boundary is told with the step before it, though some workers may have begun the next one.
+    assert all(times <= losses[step] + losses[step - 1] for step, times in again.items()), (again, losses)
     return again
 
 

@@ -86,5 +86,5 @@ def _run(command: list[object], folder: Path, environment: dict[str, str]) -> Re
         env={**os.environ, "VF_HOME": str(folder), "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,  # ten seconds each on a free machine, but tests may share a busy one
     )

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)
 
-@pytest.mark.timeout(240)
+
 def test_the_demo_on_one_and_three_devices_and_a_plain_run_give_the_same_bits(python, digest, tmp_path):
     demo = python("demo.py", "--epochs", 1, "--out", tmp_path / "out", COLUMNS="80")
     assert demo.returncode == 0, demo.stdout + demo.stderr

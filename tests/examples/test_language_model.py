@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)
+
 SMALL = ("--verses", 40, "--held-out", 12, "--epochs", 1, "--batch-size", 16, "--virtual-nodes", 3)
 TINY = ("--layers", 1, "--width", 16, "--heads", 2, "--context", 48)
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)
+
 SMALL = ("--examples", 72, "--epochs", 1, "--max-length", 12)
 
 

@@ -3,6 +3,10 @@
 import difflib
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
