@@ -100,7 +100,7 @@ def _show(section: report.Section, setting: str, base: Point, points: Sequence[P
 
 
 def _plot_peaks(results: dict[str, Any]) -> None:
-    plt = _pyplot()
+    plt = report.pyplot()
     figure, axes = plt.subplots(1, len(results), figsize=(10, 3.8))
     for axis, (setting, found) in zip(axes, results.items(), strict=True):
         base: Point = found["without"]
@@ -142,7 +142,7 @@ def _at_peak(changes: Sequence[tuple[int, int, str]]) -> dict[str, float]:
 
 
 def _plot_breakdown(breakdowns: dict[str, dict[str, Any]]) -> None:
-    plt = _pyplot()
+    plt = report.pyplot()
     figure, axes = plt.subplots(1, len(breakdowns), figsize=(11, 4), sharey=True)
     for axis, (kind, found) in zip(axes, breakdowns.items(), strict=True):
         times, series = _held(found["changes"])
@@ -152,12 +152,3 @@ def _plot_breakdown(breakdowns: dict[str, dict[str, Any]]) -> None:
     axes[0].legend(loc="upper left", fontsize="small")
     figure.tight_layout()
     figure.savefig(report.figure_path("memory-breakdown"), dpi=120)
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt

@@ -67,6 +67,16 @@ class Section:
         (FOLDER / f"{self._name}.md").write_text("\n".join(self._markdown))
 
 
+def pyplot() -> Any:
+    """matplotlib's, drawing into files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
 def figure_path(name: str) -> Path:
     FOLDER.mkdir(parents=True, exist_ok=True)
     return FOLDER / f"{name}.png"

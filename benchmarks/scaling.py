@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.arena import Contender, race
-from benchmarks.memory import _pyplot
 from benchmarks.settings import SETTINGS
 
 
@@ -53,7 +52,7 @@ def _show(section: report.Section, setting: str, found: dict[str, Any]) -> None:
 
 
 def _plot(results: dict[str, Any]) -> None:
-    plt = _pyplot()
+    plt = report.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
     for axis, reduction in zip(axes, ("fast", "exact"), strict=True):
         for setting, found in results.items():

@@ -22,8 +22,9 @@ trainer = make(mlp(), loader_workers=1)
 print("worker", os.getpid(), flush=True)
 """
 FOREVER = """
+data = regression()
 for _ in trainer.epochs(10**9):
-    for batch in trainer.batches(regression()):
+    for batch in trainer.batches(data):
         trainer.step(batch)
 """
 
@@ -84,7 +85,10 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[int]
             assert line, "the job ended early"
             if "worker" in line:
                 workers.append(int(line.split()[-1]))
-        time.sleep(1.0)  # well into training, with loader processes
+        deadline = time.monotonic() + 60
+        while len(descendants(process.pid)) < 1 + 1 + 3 + 3 and time.monotonic() < deadline:
+            time.sleep(0.05)  # until it trains, with loader processes
+        time.sleep(0.5)
         yield process, descendants(process.pid)
         process.kill()
 

@@ -126,6 +126,19 @@ def test_the_exit_code_is_the_scripts(job) -> None:  # type: ignore[no-untyped-d
     assert "bad data" in finished.err()
 
 
+def test_a_message_of_sys_exit_is_heard_from_any_worker(job) -> None:  # type: ignore[no-untyped-def]
+    finished, _ = job(
+        """
+from virtualflow.core import membership
+if membership.installed().device == "0":
+    time.sleep(1)
+sys.exit("no such data file")
+"""
+    )
+    assert finished.outcome.code == 1
+    assert "no such data file" in finished.failure
+
+
 def test_a_worker_that_makes_another_call_gets_an_error_that_names_both(job) -> None:  # type: ignore[no-untyped-def]
     finished, _ = job(
         TRAIN

@@ -27,6 +27,7 @@ from virtualflow.runtime.wire import Wire, generation_to_json
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
 TICK_SECONDS = 0.1
+LAST_WORDS = 4096  # bytes
 LATE_STOP = "the workers did not reach a step boundary in time, so the job was stopped without a new checkpoint\n"
 
 
@@ -48,6 +49,7 @@ class Worker:
     ends: list[int]
     leaving: bool = False
     failure: Failure | None = None
+    last_words: bytes = b""  # the end of what it wrote to stderr
     remote: bool = False  # started elsewhere: its line is all there is of it
 
 
@@ -200,7 +202,9 @@ class Coordinator:
             return bool(messages)
         data = os.read(key.fd, 1 << 16)
         if data:
-            self._sink.write(worker.device, stream, data, lead=worker.device == self.roster.generation.devices[0])
+            if stream == "stderr":
+                worker.last_words = (worker.last_words + data)[-LAST_WORDS:]
+            self._sink.write(worker.device, stream, data, lead=self._is_lead(worker))
         else:
             self._selector.unregister(key.fd)
         return bool(data)
@@ -360,7 +364,9 @@ class Coordinator:
         if failure is not None and not failure.consequence:
             self._end(Outcome(code or 1, failure))
         elif code > 0:
-            self._end(Outcome(code, failure or Failure(worker.device, "exit", "", consequence=False)))
+            self._end(
+                Outcome(code, failure or Failure(worker.device, "exit", self._unheard(worker), consequence=False))
+            )
         elif code != 0 or not (self._stopping or worker.leaving):
             self._lost_code = 128 - code if code else 1
             self._lost_text = _signal_advice(worker.device, -code) if code else ""
@@ -368,6 +374,16 @@ class Coordinator:
         if self._stopping and not self._workers:
             lost = Failure("", "lost", f"{self._lost_text}The job was about to stop.\n", consequence=False)
             self._end(Outcome(0) if code == 0 else Outcome(self._lost_code, lost))
+
+    def _is_lead(self, worker: Worker) -> bool:
+        return worker.device == self.roster.generation.devices[0]
+
+    def _unheard(self, worker: Worker) -> str:
+        """Why a script has called sys.exit, where only a worker said so whose output nobody sees."""
+        heard = (w.last_words for w in self._workers.values() if self._is_lead(w))
+        if self._is_lead(worker) or worker.last_words in heard:
+            return ""
+        return worker.last_words.decode(errors="replace")
 
     def _forget(self, worker: Worker) -> None:
         """Take in the last words of a worker that has ended, and close its lines."""
