@@ -140,7 +140,7 @@ def _start(contender: Contender, folder: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {
         "VF_BENCH_SOCKET": f"{folder}/arena",
         "VF_HOME": f"{folder}/vf",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
     }

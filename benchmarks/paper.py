@@ -137,7 +137,7 @@ def _outcome(command: Sequence[str], *, limited: bool = False) -> Result:
 
 def _run(command: Sequence[str], *, limited: bool = False) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="vf-bench-") as home:
-        environment = os.environ | {"VF_HOME": home, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"VF_HOME": home, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode and not limited:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

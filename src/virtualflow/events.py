@@ -115,23 +115,25 @@ class EventLog:
         self.path = path
         self._is_lead = is_lead
         self._descriptor: int | None = None
-        self._unwritten: Event | None = None  # the last event of a worker that is not the lead
+        self._unwritten: StepDone | None = None  # the last step of a worker that is not the lead
 
     def write(self, event: Event) -> None:
         if not self._is_lead():
-            self._unwritten = event
+            self._unwritten = event if isinstance(event, StepDone) else self._unwritten
             return
-        if self._descriptor is None:
+        if self._descriptor is None or self._unwritten is not None:
             self._take_over()
         self._append(event)
 
     def _take_over(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        weakref.finalize(self, os.close, self._descriptor)
+        if self._descriptor is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            weakref.finalize(self, os.close, self._descriptor)
         # The last lead may have died between committing a step and telling of it.
-        if isinstance(self._unwritten, StepDone) and self._unwritten.step > self._last_step():
+        if self._unwritten is not None and self._unwritten.step > self._last_step():
             self._append(self._unwritten)
+        self._unwritten = None
 
     def _last_step(self) -> int:
         steps = [event.step for event in read_events(self.path) if isinstance(event, StepDone)]

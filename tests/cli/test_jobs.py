@@ -78,10 +78,10 @@ class Job:
     def steps(self) -> list[StepDone]:
         return [event for event in self.events if isinstance(event, StepDone)]
 
-    def finish(self) -> str:
+    def finish(self, *options: str) -> str:
         """Let the job run to its end, from a checkpoint; return the last line it prints."""
         self.let_go()
-        resumed = vf("run", "--resume", self.id)
+        resumed = vf("run", "--resume", self.id, *options)
         assert resumed.returncode == 0, resumed.stderr
         assert resumed.stdout.startswith(f"job {self.id}\n")
         return resumed.stdout.splitlines()[-1]
@@ -167,7 +167,16 @@ def test_a_job_is_resized_stopped_and_resumed_and_ends_as_if_nothing_had_happene
     state = job.status()
     assert state["state"] == "CANCELLED"
     assert state["step"] < STEPS
-    assert job.finish() == calm
+    for options, what in (
+        (["train.py"], "the script"),
+        (["--audit"], "--audit"),
+        (["--threads-per-device", "2"], "--th"),
+    ):
+        code, told = said("run", "--resume", job.id, *options)
+        assert code == 2
+        assert what in told
+    assert job.finish("--devices", "3") == calm
+    assert len(json.loads((job.path / "job.json").read_text())["devices"]) == 3
     job.assert_no_step_was_lost_or_done_twice()
     assert job.status()["state"] == "DONE"
     assert said("logs", job.id)[1].splitlines()[-1] == calm

@@ -209,6 +209,45 @@ def test_the_sender_may_die_in_the_middle_of_a_move_to_other_devices() -> None:
     assert (new.sender, new.leaving) == ("1", ("1",))
 
 
+def test_nobody_joins_once_the_first_loop_is_over() -> None:
+    roster = running("01")
+    roster.resize(tuple("012"), 0.0)
+    assert roster.close() == [Kill("2")]
+    assert roster.is_settled
+    with pytest.raises(MappingError, match="first Trainer"):
+        roster.resize(tuple("0123"), 1.0)
+    with pytest.raises(MappingError, match="first Trainer"):
+        roster.offer("host/1")
+    assert published(roster.gone("1", 2.0)).devices == ("0",)  # a death is survived, and nobody is started instead
+    all_formed(roster, 2.0)
+    assert roster.tick(100.0) == []
+    assert roster.is_settled
+
+
+def test_those_who_were_about_to_join_when_the_first_loop_ended_are_killed() -> None:
+    roster = running("01")
+    roster.resize(tuple("012"), 0.0)
+    all_ready(roster, "2")
+    assert roster.close() == [Kill("2")]
+    new = published(roster.gone("2", 1.0))
+    assert (new.cause, new.devices) == ("loss", ("0", "1"))
+
+
+def test_a_worker_that_was_told_to_go_and_does_is_no_failure() -> None:
+    roster = running("012")
+    published(roster.leaves("2", 0.0))
+    assert published(roster.gone("2", 1.0)).devices == ("0", "1")
+    assert (roster.failures, roster.target) == (0, ("0", "1"))
+
+
+def test_a_mapping_given_by_hand_outlives_a_death_before_it_could_be_used() -> None:
+    roster = Roster(tuple("012"), (0, 0, 0, 1, 2))
+    published(roster.gone("1", 0.0))
+    roster.virtual_nodes_known(5)
+    assert roster.mapping is not None
+    assert set(roster.mapping.devices) == {"0", "2"}
+
+
 def test_all_workers_lost_is_the_end() -> None:
     roster = running("01")
     roster.gone("0", 0.0)
@@ -220,16 +259,16 @@ def test_one_who_has_not_noticed_a_broken_group_is_killed() -> None:
     roster = running("0123")
     for device in "013":
         assert roster.reports_loss(device, 0, 100.0) == []
-    assert roster.tick(100.5) == []
-    assert roster.tick(102.0) == [Kill("2")]
-    assert published(roster.gone("2", 102.1)).devices == ("0", "1", "3")
+    assert roster.tick(102.5) == []
+    assert roster.tick(103.5) == [Kill("2")]  # a tenth of the patience
+    assert published(roster.gone("2", 103.6)).devices == ("0", "1", "3")
 
 
 def test_a_group_that_broke_with_nobody_missing_is_formed_again() -> None:
     roster = running("012")
     for device in "012":
         roster.reports_loss(device, 0, 0.0)
-    new = published(roster.tick(2.0))
+    new = published(roster.tick(4.0))
     assert (new.cause, new.devices) == ("loss", ("0", "1", "2"))
 
 
@@ -243,7 +282,7 @@ def test_one_who_is_busy_while_a_known_loss_is_repaired_is_left_alone() -> None:
     # Only when the others' patience with the new group has ended is it late.
     for device in "12":
         roster.reports_loss(device, new.number, 30.0)
-    assert roster.tick(31.5) == [Kill("3")]
+    assert roster.tick(33.5) == [Kill("3")]
 
 
 def test_a_joiner_that_is_late_for_the_state_is_killed_and_the_others_go_on() -> None:
@@ -252,8 +291,8 @@ def test_a_joiner_that_is_late_for_the_state_is_killed_and_the_others_go_on() ->
     roster.ready("2", 0.0)
     for device in "01":
         roster.reports_loss(device, 0, 30.0)  # they have not changed yet
-    assert roster.tick(31.5) == [Kill("2")]
-    assert published(roster.gone("2", 31.6)).devices == ("0", "1")
+    assert roster.tick(33.5) == [Kill("2")]
+    assert published(roster.gone("2", 33.6)).devices == ("0", "1")
 
 
 def test_one_whose_script_has_ended_is_not_taken_for_late() -> None:
@@ -261,7 +300,7 @@ def test_one_whose_script_has_ended_is_not_taken_for_late() -> None:
     roster.ended("2", 0.0)
     for device in "01":
         roster.reports_loss(device, 0, 1.0)
-    assert published(roster.tick(3.0)).devices == ("0", "1", "2")
+    assert published(roster.tick(5.0)).devices == ("0", "1", "2")
 
 
 def test_a_worker_that_was_told_to_go_leaves_and_is_not_replaced() -> None:

@@ -8,10 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from tests.runtime.driven import Driven, to
+from virtualflow.errors import MappingError
+from virtualflow.runtime import worker
 from virtualflow.runtime.backend import Exit
 from virtualflow.runtime.coordinator import Coordinator
 from virtualflow.runtime.local import LocalBackend
+from virtualflow.runtime.spec import WorkerSpec
 
 TRAIN = """
 import os, virtualflow as vf
@@ -136,6 +142,78 @@ for _ in trainer.epochs(2):
     assert len(finished.steps) == 10
 
 
+def test_a_worker_that_is_told_to_go_leaves_a_long_evaluation(backend: LocalBackend, tmp_path: Path) -> None:
+    script = """
+import os, signal, virtualflow as vf
+from tests.train.small import make, mlp, mse, regression
+from virtualflow.core import membership
+
+device = membership.installed().device
+def metric_fn(model, batch):
+    if device == "1":
+        (folder / "evaluated").open("a").write("x")
+        if not (folder / "told").exists():
+            (folder / "told").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)
+    return mse(model, batch) * len(batch[0]), len(batch[0])
+
+vf.seed(0)
+trainer = make(mlp())
+for _ in trainer.epochs(2):
+    for batch in trainer.batches(regression()):
+        trainer.step(batch)
+    print(trainer.evaluate(regression(400), metric_fn))
+"""
+    calm = Driven(backend, tmp_path / "calm", script).run(1)
+    driven = Driven(backend, tmp_path, script)
+    finished = driven.run(3)
+    assert finished.outcome.code == 0, finished.failure
+    assert driven.coordinator.roster.failures == 0
+    assert [(change.cause, change.left) for change in finished.changes] == [("loss", ["1"])]
+    assert len((tmp_path / "evaluated").read_text()) < 20  # of about 67 shards that were its own
+    assert finished.out() == calm.out()
+
+
+def test_a_second_trainer_keeps_its_bits_though_nobody_can_join_it(backend: LocalBackend, tmp_path: Path) -> None:
+    script = """
+import virtualflow as vf
+from tests.train.small import make, mlp, mse, regression
+
+for number in range(2):
+    vf.seed(number)
+    trainer = make(mlp(), seed=number)
+    for _ in trainer.epochs(4):
+        for batch in trainer.batches(regression()):
+            trainer.step(batch)
+            pace(trainer)
+            if number == 1 and trainer.global_step == 1:
+                (folder / "second").touch()
+                while (folder / "held").exists():
+                    time.sleep(0.01)
+    print(trainer.digest())
+"""
+    calm = Driven(backend, tmp_path / "calm", script).run(1)
+    refusals: list[str] = []
+
+    def grow_again(coordinator: Coordinator) -> None:
+        if not refusals and (tmp_path / "second").exists():
+            try:
+                coordinator.resize(4)
+            except MappingError as error:
+                refusals.append(str(error))
+            coordinator.resize(1)
+            (tmp_path / "held").unlink()
+
+    driven = Driven(backend, tmp_path, script)
+    driven.tick = grow_again
+    (tmp_path / "held").touch()
+    finished = driven.run(2, [(3, to(3))])
+    assert finished.outcome.code == 0, finished.failure
+    assert "first Trainer" in refusals[0]
+    assert finished.out() == calm.out()
+
+
 def test_stopping_survives_a_death_on_the_way(backend: LocalBackend, tmp_path: Path) -> None:
     def stop_and_kill(coordinator: Coordinator) -> None:
         coordinator.stop(checkpoint=True)
@@ -146,3 +224,15 @@ def test_stopping_survives_a_death_on_the_way(backend: LocalBackend, tmp_path: P
     assert (finished.outcome.code, driven.coordinator.state()["state"]) == (0, "CANCELLED")
     assert len(finished.steps) < 100
     assert (finished.folder / "checkpoints" / f"step-{len(finished.steps):09d}.pt").exists()
+
+
+@pytest.mark.parametrize(("device", "accelerator"), [("0", 0), ("5", 5), ("10.0.0.2/1", 0)])
+def test_a_joiner_claims_the_accelerator_of_its_own_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, accelerator: int
+) -> None:
+    claimed: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
+    spec = WorkerSpec("job", "", device, ("0", "1"), "", (), "", 0, "", 30.0, device_type="cuda", joins=True)
+    assert worker._claim_device(spec) == "cuda"
+    assert claimed == [accelerator]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,9 +25,17 @@ from virtualflow.runtime.output import AllOutput, LeadOutput
 from virtualflow.runtime.serve import run_job
 
 DETACH_SECONDS = 60.0
+PART_OF_THE_JOB = {
+    "script": "the script",
+    "arguments": "the arguments",
+    "threads_per_device": "--threads-per-device",
+    "device_type": "--device-type",
+    "audit": "--audit",
+}
 
 
 def run(
+    context: typer.Context,
     script: Annotated[Path | None, typer.Argument(help="The training script.", metavar="SCRIPT")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
     devices: Annotated[
@@ -71,25 +80,35 @@ def run(
 
     Each device gets a process that runs the script; what it trains is the same, bit by bit, for any number of devices.
     """
+    # How the job runs, by option: this may differ when it is resumed.
+    ways: dict[str, dict[str, Any]] = {
+        "devices": {"devices": device_names(devices)},
+        "mapping": {"owners": tuple(numbers(mapping, "--mapping")) if mapping else None},
+        "port": {"port": port},
+        "patience": {"patience_seconds": patience},
+        "replace": {"replace_lost": replace},
+        "checkpoint_every": {"checkpoint_every": checkpoint_every},
+        "listen": {"listen": listen, "token_file": str(_token_file(listen, token_file)) if listen else None},
+    }
     if resume is not None:
-        folder, checkpoint = _to_resume(resume)
+        given = {name for name in context.params if _is_given(context, name)}
+        if given & PART_OF_THE_JOB.keys():
+            name = min(given & PART_OF_THE_JOB.keys())
+            raise LaunchError(f"{PART_OF_THE_JOB[name]} of job {resume} stays as it was: leave it out of --resume")
+        told = {field: value for name in given & ways.keys() for field, value in ways[name].items()}
+        if "devices" in told:
+            told.setdefault("owners", None)
+        folder, checkpoint = _to_resume(resume, told)
     else:
         checkpoint = None
         job = JobSpec(
             job_id=new_job_id(),
             script=str(_existing(script)),
             arguments=tuple(arguments or ()),
-            devices=device_names(devices),
-            owners=tuple(numbers(mapping, "--mapping")) if mapping else None,
-            port=port,
-            patience_seconds=patience,
             threads_per_device=threads_per_device,
             device_type=_device_type(device_type),
             audit=audit,
-            replace_lost=replace,
-            checkpoint_every=checkpoint_every,
-            listen=listen,
-            token_file=str(_token_file(listen, token_file)) if listen else None,
+            **{field: value for fields in ways.values() for field, value in fields.items()},
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
         folder.create(job)
@@ -137,16 +156,22 @@ def _detach(folder: JobFolder, checkpoint: Path | None) -> None:
         time.sleep(0.05)
 
 
-def _to_resume(job_id: str) -> tuple[JobFolder, Path | None]:
+def _to_resume(job_id: str, told: dict[str, Any]) -> tuple[JobFolder, Path | None]:
     folder = JobFolder.of(job_id)
     if folder.is_locked():
         raise LaunchError(f"job {job_id} is running; `vf status {job_id}` shows it")
     if folder.read_state()["state"] == "DONE":
         raise LaunchError(f"job {job_id} has ended; there is nothing left to do")
+    folder.change(dataclasses.replace(folder.spec(), **told))
     for old in folder.path.glob("failure*"):
         old.unlink()
     folder.write_launched()
     return folder, folder.latest_checkpoint()
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _existing(script: Path | None) -> Path:

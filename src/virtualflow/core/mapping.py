@@ -75,6 +75,16 @@ def assign(owners: Sequence[int], virtual_nodes: int, devices: Sequence[DeviceId
     return Mapping(tuple(devices[owner] for owner in owners))
 
 
+def first_mapping(
+    owners: Sequence[int] | None, virtual_nodes: int, started: Sequence[DeviceId], devices: Sequence[DeviceId]
+) -> Mapping:
+    """The mapping that a job begins with: given by hand or even. *devices* are those of *started* that still run."""
+    if owners is None:
+        return spread(virtual_nodes, devices)
+    given = assign(owners, virtual_nodes, started)
+    return given if len(devices) == len(started) else rebalance(given, devices)
+
+
 def _check_every_device_gets_one(virtual_nodes: int, devices: Sequence[DeviceId]) -> None:
     if not devices:
         raise MappingError("a mapping needs at least one device")

@@ -86,6 +86,12 @@ class Membership(Protocol):
     def new_trainer(self, virtual_nodes: int, peers: Any) -> int:
         """Count a Trainer of this process: 1 for the first. *peers* takes part in the end of the job."""
 
+    def begin_training(self) -> bool:
+        """A Trainer is about to make its first step; return whether it is the script's first to do so.
+
+        Only that one's loop can be joined, and resumed in the middle: those who do run the script from the top.
+        """
+
     @property
     def seen(self) -> int:
         """The newest generation that this worker has heard of."""
@@ -106,6 +112,9 @@ class Membership(Protocol):
 
     def stop(self) -> NoReturn:
         """End this worker; the checkpoint is written."""
+
+    def leave_early(self) -> None:
+        """Outside of a step: go now if this worker was told to leave, and the others know that they go on without."""
 
     def recover(self) -> None:
         """A peer was lost: wait for the generation without it, and form its group."""
@@ -147,7 +156,13 @@ class Solo:
     def new_trainer(self, virtual_nodes: int, peers: Any) -> int:
         return 1
 
+    def begin_training(self) -> bool:
+        return True
+
     def all_have_seen(self, generation: int) -> None:
+        pass
+
+    def leave_early(self) -> None:
         pass
 
     def change(self, send_state: Handover) -> None:

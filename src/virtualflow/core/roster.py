@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from virtualflow.core.mapping import DeviceId, Mapping, assign, rebalance, spread
+from virtualflow.core.mapping import DeviceId, Mapping, first_mapping, rebalance
 from virtualflow.errors import MappingError
 
 
@@ -83,6 +83,7 @@ class Roster:
     warm: set[DeviceId] = field(default_factory=set)  # started, and waiting to be let in
     guests: set[DeviceId] = field(default_factory=set)  # started elsewhere
     starting: set[DeviceId] = field(default_factory=set)
+    noticed: set[DeviceId] = field(default_factory=set)  # told to go from outside: their end is no failure
     dismissed: set[DeviceId] = field(default_factory=set)  # killed on purpose: their end is no loss
     holding: set[DeviceId] = field(default_factory=set)  # joiners that have the state
     formed: set[DeviceId] = field(default_factory=set)
@@ -92,6 +93,7 @@ class Roster:
     joined_at: dict[DeviceId, float] = field(default_factory=dict)
     losses: int = 0
     not_before: float = 0.0  # when the next replacement may start
+    closed: bool = False  # nobody can join any more
     stopping: bool = False
     told_to_stop: int = -1  # the newest generation that was told to stop
     numbers: int = 0
@@ -111,6 +113,11 @@ class Roster:
         return (*self.generation.devices, *(d for d in self.pending.joining if d in self.holding))
 
     @property
+    def _late_seconds(self) -> float:
+        """Between the first report of a broken group and the last one that is still believable."""
+        return max(1.0, self.patience_seconds / 10)
+
+    @property
     def is_settled(self) -> bool:
         """Whether the membership is what is wanted."""
         return self.pending is None and set(self.generation.devices) == set(self.target)
@@ -118,8 +125,7 @@ class Roster:
     def virtual_nodes_known(self, count: int) -> None:
         """The first Trainer was made."""
         if self.mapping is None:
-            devices = self.generation.devices
-            self.mapping = assign(self.owners, count, devices) if self.owners else spread(count, devices)
+            self.mapping = first_mapping(self.owners, count, self.devices, self.generation.devices)
             self.target = self.target[:count]  # more may have been asked for before anybody knew
 
     def resize(self, devices: Sequence[DeviceId], now: float) -> list[Action]:
@@ -131,6 +137,8 @@ class Roster:
                 f"the job has {self.mapping.virtual_nodes} virtual nodes, so it can use at most that many devices, not "
                 f"{len(devices)}"
             )
+        if self.closed and not set(devices) <= set(self.generation.devices):
+            raise MappingError(CLOSED)
         self.target = tuple(devices)
         self.losses = 0
         return self._towards_target(now)
@@ -142,9 +150,18 @@ class Roster:
                 f"the job has {self.mapping.virtual_nodes} virtual nodes and {len(self.target)} devices: there is "
                 "nothing left for another one to do"
             )
+        if self.closed:
+            raise MappingError(CLOSED)
         self.target = (*self.target, device)
         self.guests.add(device)
         self.starting.add(device)
+
+    def close(self) -> list[Action]:
+        """Whoever joins from now on would run the script into a loop that the job has left behind."""
+        self.closed = True
+        self.target = tuple(d for d in self.target if d in self.generation.devices) or self.generation.devices
+        late = self.pending.joining if self.pending is not None else ()
+        return [*self._dismiss(self.warm | self.starting), *(Kill(d) for d in late)]
 
     def withdraw(self, device: DeviceId) -> None:
         """A device that can't be had again: only whoever started its worker could."""
@@ -182,6 +199,7 @@ class Roster:
         if not others:
             return self.stop(now)  # nobody else could hold the state
         self.target = others
+        self.noticed.add(device)
         return self._towards_target(now)
 
     def stop(self, now: float) -> list[Action]:
@@ -201,7 +219,7 @@ class Roster:
         """Time has passed."""
         actions: list[Action] = []
         current = self.pending or self.generation
-        if self.lost_at and now - min(self.lost_at.values()) > LATE_SECONDS:
+        if self.lost_at and now - min(self.lost_at.values()) > self._late_seconds:
             # Whoever has not noticed that the group is broken is stopped, or stuck in the user's code.
             silent = [d for d in current.devices if d not in self.lost_at and d not in self.done]
             actions += [Kill(d) for d in silent]
@@ -231,8 +249,9 @@ class Roster:
         if device in self.dismissed:
             self.dismissed.discard(device)
             return []
-        self.failures += 1
-        if not self.replace_lost:
+        self.failures += device not in self.noticed
+        self.noticed.discard(device)
+        if self.closed or not self.replace_lost:
             self.withdraw(device)
         if device not in self.members and device not in (self.pending.devices if self.pending else ()):
             if was_warm or device in self.target:
@@ -319,6 +338,7 @@ class Roster:
     def _start(self, devices: Sequence[DeviceId]) -> list[Action]:
         self.starting |= set(devices)
         self.dismissed -= set(devices)
+        self.noticed -= set(devices)
         for device in devices:
             self.joined_at.pop(device, None)
         return [Start(d) for d in devices]
@@ -339,5 +359,8 @@ class Roster:
         return self.pending
 
 
-LATE_SECONDS = 1.0  # between the first report of a broken group and the last one that is still believable
 YOUNG_SECONDS = 10.0  # a worker that is lost sooner after it joined was of no use
+CLOSED = (
+    "the job is past the loop of its first Trainer. A worker that joins runs the script from the top, so nobody can "
+    "join a later one; fewer devices are possible"
+)

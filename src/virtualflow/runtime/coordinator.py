@@ -12,16 +12,18 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from virtualflow.core.mapping import Mapping
 from virtualflow.core.roster import Action, Finish, Generation, GiveUp, Kill, Publish, Release, Roster, Start
-from virtualflow.errors import LaunchError, VirtualFlowError
-from virtualflow.runtime import control, door
+from virtualflow.errors import LaunchError
 from virtualflow.runtime.backend import Backend
-from virtualflow.runtime.door import Guest
+from virtualflow.runtime.door import parse_address
 from virtualflow.runtime.folder import JobFolder, JobSpec, read_modules
 from virtualflow.runtime.output import Sink
+from virtualflow.runtime.reception import Reception, listen
 from virtualflow.runtime.spec import Failure, WorkerSpec
 from virtualflow.runtime.wire import Wire, generation_to_json
 
@@ -81,7 +83,6 @@ class Coordinator:
         self._stop_before = math.inf
         self._told = ""
         self._host = "127.0.0.1"
-        self._token = b""
         self._guests = 0
         self._lost_code, self._lost_text = 1, ""
         self.roster = Roster(
@@ -95,7 +96,7 @@ class Coordinator:
             owned.callback(self._write_state)
             owned.callback(self._stop_all)
             self._start(owned)
-            self._selector.register(self._backend.fileno(), selectors.EVENT_READ, None)
+            self._selector.register(self._backend.fileno(), selectors.EVENT_READ, lambda: False)
             while self._outcome is None:
                 self._pump(TICK_SECONDS)
                 self._carry_out(self.roster.tick(time.monotonic()))
@@ -115,13 +116,12 @@ class Coordinator:
         self._carry_out(self.roster.resize(names[:count], time.monotonic()))
 
     def _start(self, owned: ExitStack) -> None:
-        self._selector.register(owned.enter_context(control.listen(self._folder)), selectors.EVENT_READ, "verbs")
-        owned.callback(self._folder.control.unlink, missing_ok=True)
+        reception = Reception(self._selector, self._obey, self._admit)
+        reception.open(self._folder, owned)
         if self._job.listen is not None:
-            self._host, port = door.parse_address(self._job.listen)
-            self._token = door.read_token(Path(self._job.token_file or ""), create=True)
-            self._selector.register(owned.enter_context(_listen(self._host, port)), selectors.EVENT_READ, "door")
-        listening = owned.enter_context(_listen(self._host, self._job.port))
+            self._host, port = parse_address(self._job.listen)
+            reception.open_door(self._host, port, Path(self._job.token_file or ""), owned)
+        listening = owned.enter_context(listen(self._host, self._job.port))
         self._store_port = listening.getsockname()[1]
         store = self._backend.host_store(listening)
         owned.callback(self._backend.kill, store, signal.SIGKILL)
@@ -167,8 +167,11 @@ class Coordinator:
         if joins:
             self._tell_results(worker)
         for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):
-            self._selector.register(reader, selectors.EVENT_READ, (worker, stream))
-        self._selector.register(worker.wire, selectors.EVENT_READ, (worker, "control"))
+            self._selector.register(reader, selectors.EVENT_READ, partial(self._read_output, worker, stream, reader))
+        self._attend(worker)
+
+    def _attend(self, worker: Worker) -> None:
+        self._selector.register(worker.wire, selectors.EVENT_READ, partial(self._read_line, worker))
 
     def _tell_results(self, worker: Worker) -> None:
         for result in self._results:
@@ -177,86 +180,44 @@ class Coordinator:
     def _pump(self, timeout_seconds: float) -> None:
         """Take what has come: output first, so that a worker's last words precede its end."""
         ready = [key for key, _ in self._selector.select(timeout_seconds)]
-        while any(self._take(key) for key in ready):
+        while any(key.data() for key in ready if key.fileobj in self._selector.get_map()):
             ready = [key for key, _ in self._selector.select(0)]
         for end in self._backend.exits(0.0):
             self._note_exit(end.pid, end.code)
         self._on_tick()
 
-    def _take(self, key: selectors.SelectorKey) -> bool:
-        """Take in what a worker has written; return whether there was something."""
-        if key.data is None:
-            return False
-        if isinstance(key.data, str):
-            return self._answer(key)
-        worker, stream = key.data
-        if stream == "control":
-            messages = worker.wire.receive()
-            if messages is None:
-                self._selector.unregister(key.fileobj)
-                if worker.remote:
-                    self._note_end(worker, 0 if worker.leaving else -signal.SIGKILL)
-                return False
-            for message in messages:
-                self._hear(worker, message)
-            return bool(messages)
-        data = os.read(key.fd, 1 << 16)
-        if data:
-            if stream == "stderr":
-                worker.last_words = (worker.last_words + data)[-LAST_WORDS:]
-            self._sink.write(worker.device, stream, data, lead=self._is_lead(worker))
-        else:
-            self._selector.unregister(key.fd)
-        return bool(data)
-
-    def _answer(self, key: selectors.SelectorKey) -> bool:
-        """A verb: accept its connection, or answer its request."""
-        if key.data == "verbs":
-            connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
-            connection.setblocking(False)
-            self._selector.register(Wire(connection), selectors.EVENT_READ, "verb")
-            return True
-        if key.data == "door":
-            connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
-            self._selector.register(Guest(connection, self._token), selectors.EVENT_READ, "guest")
-            return True
-        if key.data == "guest":
-            return self._receive_guest(key.fileobj)
-        wire: Any = key.fileobj
-        messages = wire.receive()
-        for message in messages or ():
-            try:
-                wire.send(**self._obey(message))
-            except VirtualFlowError as error:
-                wire.send(error=str(error))
+    def _read_line(self, worker: Worker) -> bool:
+        """Take in what a worker tells; return whether there was something."""
+        messages = worker.wire.receive()
         if messages is None:
-            self._selector.unregister(wire)
-            wire.close()
+            self._selector.unregister(worker.wire)
+            if worker.remote:
+                self._note_end(worker, 0 if worker.leaving else -signal.SIGKILL)
+            return False
+        for message in messages:
+            self._hear(worker, message)
         return bool(messages)
 
-    def _receive_guest(self, guest: Any) -> bool:
-        """Let a worker in that shows the token, and nobody else."""
-        messages = guest.wire.receive()
-        if messages == []:
+    def _read_output(self, worker: Worker, stream: str, reader: int) -> bool:
+        """Take in what a worker has written; return whether there was something."""
+        data = os.read(reader, 1 << 16)
+        if not data:
+            self._selector.unregister(reader)
             return False
-        self._selector.unregister(guest)
-        if not messages or not guest.admitted(messages[0]):
-            guest.wire.close()
-            return False
-        self._guests += 1
-        device = f"{guest.host}/{self._guests}"
-        try:
-            self.roster.offer(device)
-        except VirtualFlowError as error:
-            guest.wire.send(error=str(error))
-            guest.wire.close()
-            return False
-        worker = Worker(device, int(messages[0].get("pid", 0)), guest.wire, [], remote=True)
-        self._workers[device] = worker
-        self._selector.register(worker.wire, selectors.EVENT_READ, (worker, "control"))
-        guest.wire.send(spec=self._spec(device, joins=True).to_json(), modules=read_modules(self._folder.snapshot))
-        self._tell_results(worker)
+        if stream == "stderr":
+            worker.last_words = (worker.last_words + data)[-LAST_WORDS:]
+        self._sink.write(worker.device, stream, data, lead=self._is_lead(worker))
         return True
+
+    def _admit(self, wire: Wire, host: str, pid: int) -> None:
+        """Let a worker in that another launcher has started."""
+        self._guests += 1
+        device = f"{host}/{self._guests}"
+        self.roster.offer(device)
+        worker = self._workers[device] = Worker(device, pid, wire, [], remote=True)
+        self._attend(worker)
+        wire.send(spec=self._spec(device, joins=True).to_json(), modules=read_modules(self._folder.snapshot))
+        self._tell_results(worker)
 
     def _obey(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("verb") == "resize":
@@ -270,8 +231,10 @@ class Coordinator:
     def state(self) -> dict[str, Any]:
         """What ``vf status`` shows of the membership."""
         roster = self.roster
-        current = roster.pending or roster.generation
-        nodes = roster.mapping
+        # What runs now: a resize that is under way has not happened yet, a loss has.
+        lost = roster.pending if roster.pending is not None and roster.pending.cause == "loss" else None
+        current = lost or roster.generation
+        nodes = Mapping(lost.owners) if lost is not None and lost.owners is not None else roster.mapping
         return {
             "state": self._phase(),
             "generation": current.number,
@@ -321,6 +284,8 @@ class Coordinator:
             worker.failure = Failure.from_json(message["failure"])
         if "virtual_nodes" in message:
             self.roster.virtual_nodes_known(message["virtual_nodes"])
+        if "closed" in message:
+            actions = self.roster.close()
         if "ready" in message:
             actions = self.roster.ready(device, now)
         if "holding" in message:
@@ -388,7 +353,7 @@ class Coordinator:
     def _forget(self, worker: Worker) -> None:
         """Take in the last words of a worker that has ended, and close its lines."""
         for reader in worker.ends:
-            while reader in self._selector.get_map() and self._take(self._selector.get_key(reader)):
+            while reader in self._selector.get_map() and self._selector.get_key(reader).data():
                 pass
             os.close(reader)
         if worker.wire in self._selector.get_map():
@@ -444,21 +409,6 @@ class Coordinator:
             while (self._workers or self._retired) and time.monotonic() < deadline:
                 self._outcome = self._outcome or Outcome(1)
                 self._pump(0.05)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        listening.close()
-        raise LaunchError(
-            f"port {port} cannot be used: {error.strerror}. Another program, perhaps another job, listens there. "
-            "Choose another --port, or leave it out and a free one is taken."
-        ) from error
-    listening.listen()
-    return listening
 
 
 def _signal_advice(device: str, number: int) -> str:

@@ -74,6 +74,10 @@ class JobFolder:
         self.write_launched()
         _copy_modules(Path(spec.script), self.snapshot)
 
+    def change(self, spec: JobSpec) -> None:
+        """The job goes on in another way."""
+        write_json(self._spec, asdict(spec))
+
     def spec(self) -> JobSpec:
         fields = json.loads(self._spec.read_text())
         lists = ("arguments", "devices", "owners")

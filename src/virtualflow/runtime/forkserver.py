@@ -21,8 +21,8 @@ from virtualflow.core.processes import die_with_parent
 from virtualflow.runtime.output import outlasting
 from virtualflow.runtime.spec import WorkerSpec
 
-OUTLIVE_SECONDS = 60.0
 _workers: set[int] = set()
+_patience_seconds = 30.0
 
 
 def main() -> None:
@@ -60,13 +60,15 @@ def _handle(connection: socket.socket, worker: Any) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     if "worker" in request:
+        global _patience_seconds
+        _patience_seconds = WorkerSpec.from_json(request["worker"]).patience_seconds
         _workers.add(child)
     _send(connection, {"started": child})
 
 
 def _outlive() -> NoReturn:
     """The coordinator is gone: let the workers leave their checkpoint, and end with them."""
-    deadline = time.monotonic() + OUTLIVE_SECONDS
+    deadline = time.monotonic() + 2 * _patience_seconds
     while _workers and time.monotonic() < deadline:
         _reap(None)
         time.sleep(0.02)

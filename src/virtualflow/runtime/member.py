@@ -11,7 +11,7 @@ import time
 from typing import Any, NoReturn
 
 from virtualflow.core import faults
-from virtualflow.core.mapping import Mapping, assign, spread
+from virtualflow.core.mapping import Mapping, first_mapping, spread
 from virtualflow.core.membership import Change, Handover, Job
 from virtualflow.core.roster import Generation
 from virtualflow.errors import CoordinatorLostError, PeerLostError
@@ -41,7 +41,8 @@ class Member:
         self._results: list[Any] = []  # of the calls that the job made before its first epoch
         self._calls = 0  # of that kind that this worker has come by
         self.changes: list[Change] = []
-        self._trainers = 0
+        self._trainers = self._training = 0
+        self._told_to_leave = False
         self._peers: Any = None
         self._handover: TorchGroup | None = None
         if not spec.joins and len(spec.devices) > 1:
@@ -74,9 +75,7 @@ class Member:
             return Mapping(owners)
         if self.joining:
             return spread(virtual_nodes, (self.device,))
-        if self._spec.owners is not None:
-            return assign(self._spec.owners, virtual_nodes, self.devices)
-        return spread(virtual_nodes, self.devices)
+        return first_mapping(self._spec.owners, virtual_nodes, self._spec.devices, self.devices)
 
     def new_trainer(self, virtual_nodes: int, peers: Any) -> int:
         self._trainers += 1
@@ -84,6 +83,12 @@ class Member:
         if not self.joining and self._trainers == 1:
             self._wire.send(virtual_nodes=virtual_nodes)
         return self._trainers
+
+    def begin_training(self) -> bool:
+        self._training += 1
+        if self._training == 2:
+            self._wire.send(closed=True)
+        return self._training == 1
 
     def all_have_seen(self, generation: int) -> None:
         self._agreed = max(self._agreed, generation)
@@ -111,6 +116,13 @@ class Member:
 
     def stop(self) -> NoReturn:
         self._end()
+
+    def leave_early(self) -> None:
+        new = self._published.get(self.seen)
+        if not self._told_to_leave or new is None or new.cause != "resize" or self.device in new.devices:
+            return
+        if set(new.devices) - set(new.joining):  # somebody who stays has the state
+            self._end()
 
     def recover(self) -> None:
         watch, before = Stopwatch(), self.devices
@@ -173,6 +185,7 @@ class Member:
 
     def leave_when_possible(self) -> None:
         """A preemption notice."""
+        self._told_to_leave = True
         self._wire.send(leaving=True)
 
     def _form(self, new: Generation) -> None:

@@ -31,8 +31,9 @@ class WorkerSpec:
     joins: bool = False  # a job that is under way
 
     @property
-    def rank(self) -> int:
-        return self.devices.index(self.device)
+    def accelerator(self) -> int:
+        """Which accelerator of its machine the device is. One from another launcher takes the first that it sees."""
+        return int(self.device) if self.device.isdigit() else 0
 
     def elsewhere(self, folder: str, address: str) -> WorkerSpec:
         """The same for a worker on another machine."""

@@ -72,12 +72,12 @@ def _claim_device(spec: WorkerSpec) -> str:
     if spec.device_type == "cpu" or (spec.device_type == "auto" and not torch.cuda.is_available()):
         return "cpu"
     present = torch.cuda.device_count()
-    if spec.rank >= present:
+    if spec.accelerator >= present:
         raise ConfigError(
             f"device {spec.device} does not exist: this machine has {present} CUDA device(s). Use at most that many, "
             "or --device-type cpu."
         )
-    torch.cuda.set_device(spec.rank)
+    torch.cuda.set_device(spec.accelerator)
     return "cuda"
 
 

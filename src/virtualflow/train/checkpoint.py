@@ -24,7 +24,7 @@ def write(path: Path, contents: dict[str, Any]) -> None:
 
 def write_atomically(path: Path, value: Any) -> None:
     """``torch.save`` into a file beside *path*, then rename."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
@@ -33,6 +33,8 @@ def write_atomically(path: Path, value: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        for left in path.parent.glob(f".{path.name}.*.partial"):  # by a writer that was killed
+            left.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             partial.unlink()

@@ -110,6 +110,7 @@ class Trainer:
         )
         self._inference = inference.Inference(model, self._seed, self._peers)
         self._position = Position(chain=EMPTY_CHAIN)
+        self._resumable: bool | None = None  # as soon as it trains: whether it is the script's first that does
         self._in_epochs = False
         self._pass_begun = False
         self._feed: Feed | None = None
@@ -136,9 +137,11 @@ class Trainer:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs up to *count* that are still to do: after ``load``, those after the checkpoint."""
+        if self._resumable is None:
+            self._resumable = self._membership.begin_training()
         if self._membership.joining:
             self._membership.join(self._receive_state)
-        elif self._membership.job.resume_from is not None and self.global_step == 0:
+        elif self._membership.job.resume_from is not None and self._resumable and self.global_step == 0:
             self.load(self._membership.job.resume_from)
         for epoch in range(self._position.next_epoch, count):
             if epoch != self._position.epoch or self._position.finished:
@@ -185,8 +188,7 @@ class Trainer:
             result = self._runner.run(batch, self.global_step, self._feed)
         except CoordinatorLostError:
             self._runner.abandon()
-            if self.is_lead:
-                self._keep(self._automatic())
+            self._keep(self._automatic())  # whoever is left: the lead may be gone too
             raise
         self._record(batch, result, time.perf_counter() - started)
         return result.loss
@@ -344,6 +346,8 @@ class Trainer:
 
     def _keep(self, path: Path) -> None:
         """Write an automatic checkpoint, if nobody has yet, and drop all but the last two."""
+        if not self._resumable:
+            return
         if not path.exists():
             checkpoint.write(path, self._contents())
         for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
@@ -402,6 +406,7 @@ class Trainer:
 
     def _close_epoch(self, epoch: Epoch) -> None:
         value = self._check_replicas("the end of an epoch", f"at the end of epoch {epoch.number}")
+        self._tell_of_changes()  # the last step of a job has no boundary after it
         self._events.write(EpochEnded(epoch.number, self.global_step - 1, value))
 
     def _check_replicas(self, call: str, when: str) -> str:
