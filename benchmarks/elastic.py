@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def torchrun(width: int, act: str) -> float:
                    f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=last_call_timeout=1", "--max-restarts=3",
                    "--nnodes=1" if act == "kill" else "--nnodes=1:2"]  # fmt: skip
         script = ["-m", "benchmarks.elastic_torchrun", str(width), str(folder)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         agents: list[subprocess.Popen[bytes]] = []
 
         def add(workers: int) -> None:
@@ -111,14 +112,14 @@ def torchrun(width: int, act: str) -> float:
         add(3 if act == "kill" else 2)
         try:
             _wait(lambda: len(_steps(folder)) > WARM_UP)
-            struck = time.time()
             if act == "kill":
                 os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
             else:
                 add(1)
-            _wait(lambda: len([1 for at, new, _ in _restarts(folder) if new and at > struck]) > AFTER, GIVE_UP)
-            (folder / "enough").touch()
-            return _lost(_steps(folder), struck)
+            before = {process for _, process in _progress(folder)}
+            _wait(lambda: sum(process not in before for _, process in _progress(folder)) > AFTER, GIVE_UP)
+            gaps = [later - sooner for (sooner, _), (later, _) in pairwise(_progress(folder))]
+            return max(gaps) - statistics.median(gaps)
         except TimeoutError:
             print((folder / "agent-0.log").read_text()[-2000:], file=sys.stderr)
             raise
@@ -134,10 +135,27 @@ def torchrun(width: int, act: str) -> float:
 
 
 def _steps(folder: Path) -> list[tuple[float, int, int]]:
+    """When each step was made, which, and by which process."""
     if not (folder / "steps").exists():
         return []
     rows = [line.split() for line in (folder / "steps").read_text().splitlines()]
-    return [(float(at), int(step), int(size)) for at, step, size in rows if size]
+    return [(float(row[0]), int(row[1]), int(row[2])) for row in rows if len(row) == 3]
+
+
+def _progress(folder: Path) -> list[tuple[float, int]]:
+    """The steps that had not been made before, and by which process. Those made a second time are lost too."""
+    highest, news = 0, []
+    for at, step, process in _steps(folder):
+        if step > highest:
+            highest = step
+            news.append((at, process))
+    return news
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait(condition: Callable[[], bool], seconds: float = 120) -> None:

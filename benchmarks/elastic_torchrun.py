@@ -36,7 +36,7 @@ if __name__ == "__main__":
         step += 1
         if rank == 0:
             with (folder / "steps").open("a") as file:
-                file.write(f"{time.time()} {step} {size}\n")
+                file.write(f"{time.time()} {step} {os.getpid()}\n")
             if step % 10 == 0:
                 state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(state, folder / "partial")
