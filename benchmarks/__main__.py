@@ -13,6 +13,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "certificate": ("benchmarks.certificate", {}),
     "memory": ("benchmarks.memory", {}),
     "scaling": ("benchmarks.scaling", {}),
+    "elastic": ("benchmarks.elastic", {}),
     "paper": ("benchmarks.paper", {}),
 }
 

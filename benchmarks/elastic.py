@@ -1,29 +1,28 @@
-"""Resizes and deaths: how long training stands still, here and under torchrun."""
+"""Resizes and deaths: how long training stands still, here and elsewhere."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from virtualflow.events import STREAM, Regrouped, StepDone, read_timed_events
+from benchmarks import report, rivals
+from virtualflow.events import STREAM, Regrouped, StepDone, read_events, read_timed_events
 from virtualflow.runtime.coordinator import Coordinator
 from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.local import LocalBackend
 
 SCRIPT = Path(__file__).with_name("elastic_job.py")
 LARGE, SMALL = 5000, 256  # 25 million parameters, and few
-GIVE_UP = 120.0  # seconds until torchrun counts as not coming back
-WARM_UP, AFTER = 12, 12  # steps before something happens, and after
+WARM_UP = 12  # steps before something happens, and after
 
 
 class Quiet:
@@ -90,82 +89,6 @@ def resize(devices: int) -> Callable[[Coordinator], None]:
     return lambda coordinator: coordinator.resize(devices)
 
 
-def torchrun(width: int, act: str) -> float:
-    """Time lost under torchrun when a worker is killed, or when a second agent brings a third worker.
-
-    Its own waiting time for more agents is set to the shortest, so that it does not lose by a default.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder, port = Path(name), free_port()
-        command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-id=b",
-                   f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=last_call_timeout=1", "--max-restarts=3",
-                   "--nnodes=1" if act == "kill" else "--nnodes=1:2"]  # fmt: skip
-        script = ["-m", "benchmarks.elastic_torchrun", str(width), str(folder)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        agents: list[subprocess.Popen[bytes]] = []
-
-        def add(workers: int) -> None:
-            with (folder / f"agent-{len(agents)}.log").open("wb") as log:
-                arguments = [*command, f"--nproc-per-node={workers}", *script]
-                agents.append(subprocess.Popen(arguments, stdout=log, stderr=log, env=environment))
-
-        add(3 if act == "kill" else 2)
-        try:
-            _wait(lambda: len(_steps(folder)) > WARM_UP)
-            if act == "kill":
-                os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
-            else:
-                add(1)
-            before = {process for _, process in _progress(folder)}
-            _wait(lambda: sum(process not in before for _, process in _progress(folder)) > AFTER, GIVE_UP)
-            gaps = [later - sooner for (sooner, _), (later, _) in pairwise(_progress(folder))]
-            return max(gaps) - statistics.median(gaps)
-        except TimeoutError:
-            print((folder / "agent-0.log").read_text()[-2000:], file=sys.stderr)
-            raise
-        finally:
-            (folder / "enough").touch()
-            for agent in agents:
-                agent.terminate()
-            for agent in agents:
-                try:
-                    agent.wait(timeout=40)
-                except subprocess.TimeoutExpired:
-                    agent.kill()
-
-
-def _steps(folder: Path) -> list[tuple[float, int, int]]:
-    """When each step was made, which, and by which process."""
-    if not (folder / "steps").exists():
-        return []
-    rows = [line.split() for line in (folder / "steps").read_text().splitlines()]
-    return [(float(row[0]), int(row[1]), int(row[2])) for row in rows if len(row) == 3]
-
-
-def _progress(folder: Path) -> list[tuple[float, int]]:
-    """The steps that had not been made before, and by which process. Those made a second time are lost too."""
-    highest, news = 0, []
-    for at, step, process in _steps(folder):
-        if step > highest:
-            highest = step
-            news.append((at, process))
-    return news
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("torchrun did not get there in time")
-        time.sleep(0.1)
-
-
 BROADCAST = """
 import sys, time, torch
 from torch import distributed as dist
@@ -195,26 +118,80 @@ def bare_broadcast(workers: int, floats: int) -> float:
     return float(started[0].communicate(timeout=120)[0])
 
 
-def measure() -> Iterator[tuple[str, float]]:
-    """All figures, in seconds, as they come."""
+def listening() -> tuple[float, float]:
+    """Seconds that a worker's ear for changes costs in a step, and a step's."""
+    with LocalBackend() as backend, tempfile.TemporaryDirectory() as name:
+        folder = JobFolder(Path(name) / "job")
+        job = JobSpec("bench", str(SCRIPT), (str(SMALL), "1", name), ("0", "1"), checkpoint_every=0)
+        folder.create(job)
+        Coordinator(job, folder, backend, Quiet()).run()
+        steps = [event.seconds for event in read_events(folder.path / STREAM) if isinstance(event, StepDone)]
+        return float((Path(name) / "listening").read_text()), statistics.median(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event: how long training stood still, each time, and the longest that it may."""
+
+    event: str
+    seconds: list[float]
+    limit: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def cells(self) -> list[str]:
+        goal = "" if self.limit is None else f"< {self.limit * 1e3:.0f} ms"
+        verdict = "" if self.limit is None else "met" if self.median < self.limit else "MISSED"
+        each = ", ".join(f"{seconds * 1e3:.0f}" for seconds in self.seconds)
+        return [self.event, f"{self.median * 1e3:.0f} ms", each, goal, verdict]
+
+
+def run(*, quick: bool) -> None:
+    """Pauses, then rivals through the same events, in turn."""
+    rounds = 1 if quick else 3
     parameters = 64 * LARGE + LARGE * LARGE + 10 * LARGE + 2 * LARGE + 10
-    yield "broadcast of the state to 2 others", bare_broadcast(3, 2 * parameters)
+    bare = bare_broadcast(3, 2 * parameters)
+    ours: dict[str, list[float]] = {"kill": [], "grow": []}
+    theirs: dict[tuple[str, str], list[float]] = {}
     with LocalBackend() as backend:
-        grow, shrink, again = run_through(backend, 2, LARGE, [resize(4), resize(2), resize(4)])
-        yield "grow 2 to 4", min(grow, again)
-        yield "shrink 4 to 2", shrink
-        yield "kill 1 of 5", statistics.median(run_through(backend, 5, SMALL, [kill("3"), kill("0"), kill("2")]))
-        yield "kill 1 of 3", statistics.median(run_through(backend, 3, SMALL, [kill("1"), kill("1")]))
-        yield "grow 2 to 3", run_through(backend, 2, SMALL, [resize(3)])[0]
-    yield "torchrun, kill 1 of 3", torchrun(SMALL, "kill")
-    yield "torchrun, grow 2 to 3", torchrun(SMALL, "grow")
-
-
-def main() -> None:
-    """``python -m benchmarks.elastic``: about six minutes."""
-    for name, seconds in measure():
-        print(f"{1000 * seconds:10.1f} ms  {name}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        pauses = run_through(backend, 2, LARGE, [resize(4), resize(2)] * (rounds + 1))[2:]  # the first is to warm up
+        killed = run_through(backend, 5, SMALL, [kill("3"), kill("0"), kill("2")] * rounds)
+        for _ in range(rounds):
+            ours["kill"] += run_through(backend, 3, SMALL, [kill("1")])
+            ours["grow"] += run_through(backend, 2, SMALL, [resize(3)])
+            for name, rival in (("torchrun", rivals.torchrun), ("torchft", rivals.torchft)):
+                for act in ours:
+                    theirs.setdefault((name, act), []).append(rival(SMALL, act))
+    heard, step = listening()
+    lines = [
+        Line("bare broadcast of the state of 25M parameters and their momentum to 2 others", [bare]),
+        Line("grow 2 to 4, 25M parameters", pauses[::2], 0.1 + 1.5 * bare),
+        Line("shrink 4 to 2, 25M parameters", pauses[1::2], 0.1 + 1.5 * bare),
+        Line("SIGKILL of 1 of 5 to the next committed step, less a step", killed, 0.25),
+        Line("SIGKILL of 1 of 3", ours["kill"]),
+        Line("grow 2 to 3", ours["grow"]),
+    ]
+    section = report.Section("elastic")
+    section.show(
+        "how long training stands still", ["event", "median", "each, ms", "goal", ""], [x.cells() for x in lines]
+    )
+    rows = []
+    for (name, act), seconds in theirs.items():
+        factor, goal = statistics.median(seconds) / statistics.median(ours[act]), 20.0 if name == "torchrun" else 1.0
+        each = ", ".join(f"{lost:.2f}" for lost in seconds)
+        verdict = "met" if factor >= goal else "MISSED"
+        rows.append(
+            [name, "kill 1 of 3" if act == "kill" else "grow 2 to 3", each, f"{factor:.0f}", f">= {goal:.0f}", verdict]
+        )
+    section.show("others, seconds lost", ["system", "event", "each", "times ours", "goal", ""], rows)
+    part = heard / step
+    section.show(
+        "listening for changes, two devices",
+        ["a step", "of which listening", "", "goal", ""],
+        [[f"{step * 1e3:.1f} ms", f"{heard * 1e6:.1f} us", f"{part:.3%}", "< 1%", "met" if part < 0.01 else "MISSED"]],
+    )
+    section.save(
+        {"lines": lines, "rivals": {f"{n}, {a}": s for (n, a), s in theirs.items()}, "listening": [heard, step]}
+    )
