@@ -12,6 +12,8 @@ VirtualFlowError
 ├── ReplicaError            workers hold different models
 ├── PeerLostError           another worker of the job went away
 │   └── CoordinatorLostError    nobody is left to say who belongs to the job
+├── ProfileError            a profile that is missing, stale or damaged
+├── SolverError             no mapping of these devices meets what is asked
 ├── EventStreamError        an event stream that cannot be read
 └── LaunchError             the job could not be started
 """
@@ -63,6 +65,14 @@ class PeerLostError(VirtualFlowError):
 
 class CoordinatorLostError(PeerLostError):
     """Nobody is there any more to say who belongs to the job."""
+
+
+class ProfileError(VirtualFlowError):
+    """A profile that is missing, stale or damaged."""
+
+
+class SolverError(VirtualFlowError):
+    """No mapping of these devices meets what is asked."""
 
 
 class EventStreamError(VirtualFlowError):

@@ -1,0 +1,217 @@
+"""What is known of a workload's speed: step time over node size by device type, and what communication costs."""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from virtualflow.errors import ProfileError
+
+FORMAT, VERSION = "virtualflow profile", 1
+BUILT_IN = ("resnet50", "resnet56", "bert-base", "transformer")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One virtual node of *node_size* examples takes *seconds*, most likely between *low* and *high*."""
+
+    node_size: int
+    seconds: float
+    low: float | None = None
+    high: float | None = None
+    peak_bytes: int | None = None
+
+    @property
+    def examples_per_second(self) -> float:
+        return self.node_size / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One workload on one device type."""
+
+    device_type: str
+    points: tuple[Point, ...]  # by node size; the last one is the largest that fits into memory
+    update_seconds: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        sizes = [point.node_size for point in self.points]
+        if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1 or any(p.seconds <= 0 for p in self.points):
+            raise ProfileError(
+                f"the profile of {self.device_type} is not one: it needs points of growing node size, each with a time"
+            )
+
+    @property
+    def largest(self) -> int:
+        return self.points[-1].node_size
+
+    def is_measured(self, node_size: int) -> bool:
+        return any(point.node_size == node_size for point in self.points)
+
+    def seconds(self, node_size: int) -> float:
+        """Of one virtual node: as measured, or on the line through the two nearest points."""
+        sizes = [point.node_size for point in self.points]
+        place = bisect.bisect_left(sizes, node_size)
+        if place < len(sizes) and sizes[place] == node_size:
+            return self.points[place].seconds
+        if len(sizes) == 1:
+            return self.points[0].seconds * node_size / sizes[0]
+        low, high = self.points[max(0, min(place, len(sizes) - 1) - 1) :][:2]
+        slope = (high.seconds - low.seconds) / (high.node_size - low.node_size)
+        guess = low.seconds + slope * (node_size - low.node_size)
+        # A line through noise may fall below what is possible: never faster per example than the best seen.
+        fastest = max(point.examples_per_second for point in self.points)
+        return max(guess, node_size / fastest)
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What synchronising gradients adds to a step: a part for the devices of a machine, and one for the machines.
+
+    Each is a line through what was measured, by count, and grows: with more of them nothing gets cheaper.
+    """
+
+    by_devices: tuple[tuple[int, float], ...] = ()
+    by_machines: tuple[tuple[int, float], ...] = ()
+
+    def seconds(self, devices: int, machines: int) -> float:
+        """With at most so many *devices* on each of so many *machines*."""
+        return _on_line(self.by_devices, devices) + _on_line(self.by_machines, machines)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model and its data: a profile for each device type, and its communication."""
+
+    name: str
+    profiles: Mapping[str, Profile]
+    communication: Communication = Communication()
+
+    def profile(self, device_type: str) -> Profile:
+        if device_type not in self.profiles:
+            known = ", ".join(sorted(self.profiles)) or "none"
+            raise ProfileError(
+                f"there is no profile of {self.name} on device type {device_type}; known types: {known}. Make one with "
+                f"`vf profile SCRIPT --device-type {device_type}` on a machine that has such a device."
+            )
+        return self.profiles[device_type]
+
+
+def _on_line(points: Sequence[tuple[int, float]], count: int) -> float:
+    if count <= 1 or not points:
+        return 0.0
+    known = [(1, 0.0), *points]
+    # What was measured with more of them was not less: noise must not make a larger job look cheaper.
+    costs = [max(cost for _, cost in known[: place + 1]) for place in range(len(known))]
+    counts = [n for n, _ in known]
+    place = min(bisect.bisect_left(counts, count), len(counts) - 1)
+    if counts[place] == count:
+        return costs[place]
+    slope = (costs[place] - costs[place - 1]) / (counts[place] - counts[place - 1])
+    return costs[place - 1] + slope * (count - counts[place - 1])
+
+
+def to_json(workload: Workload) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "workload": workload.name,
+        "profiles": [asdict(profile) for profile in workload.profiles.values()],
+        "communication": {
+            "by_devices": {str(count): seconds for count, seconds in workload.communication.by_devices},
+            "by_machines": {str(count): seconds for count, seconds in workload.communication.by_machines},
+        },
+    }
+
+
+def from_json(contents: Any, where: str) -> Workload:
+    """The workload in a file that *where* names; its own words if it is not one."""
+    try:
+        if contents["format"] != FORMAT:
+            raise ProfileError(f"{where} is not a profile: its format is {contents['format']!r}")
+        if contents["version"] != VERSION:
+            raise ProfileError(
+                f"{where} has version {contents['version']}; this VirtualFlow reads {VERSION}. Make it again with "
+                "`vf profile`."
+            )
+        profiles = {}
+        for entry in contents["profiles"]:
+            points = tuple(Point(**point) for point in entry["points"])
+            profiles[entry["device_type"]] = Profile(**{**entry, "points": points})
+        costs = contents["communication"]
+        communication = Communication(
+            *(
+                tuple(sorted((int(count), float(seconds)) for count, seconds in costs[key].items()))
+                for key in ("by_devices", "by_machines")
+            )
+        )
+        return Workload(str(contents["workload"]), profiles, communication)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProfileError(
+            f"{where} is damaged ({type(error).__name__}: {error}). Make it again with `vf profile`."
+        ) from error
+
+
+def read(path: Path) -> Workload:
+    try:
+        contents = json.loads(path.read_text())
+    except OSError as error:
+        raise ProfileError(f"cannot read the profile {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ProfileError(f"{path} is damaged ({error}). Make it again with `vf profile`.") from error
+    return from_json(contents, str(path))
+
+
+def read_all(folder: Path) -> Workload:
+    """All profiles of a folder as one workload: one device type a file, or several."""
+    found = [read(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise ProfileError(f"there is no profile in {folder}. `vf profile SCRIPT` makes one.")
+    return merged(found)
+
+
+def merged(workloads: Sequence[Workload]) -> Workload:
+    """Profiles of several device types together; of two for the same type the later one counts."""
+    profiles = {name: profile for workload in workloads for name, profile in workload.profiles.items()}
+    costs = [workload.communication for workload in workloads]
+
+    def longest(lines: list[tuple[tuple[int, float], ...]]) -> tuple[tuple[int, float], ...]:
+        return max(lines, key=len, default=())
+
+    communication = Communication(longest([c.by_devices for c in costs]), longest([c.by_machines for c in costs]))
+    return Workload(workloads[-1].name, profiles, communication)
+
+
+def built_in(name: str) -> Workload:
+    """A workload of the paper, from its author's measurements."""
+    if name not in BUILT_IN:
+        raise ProfileError(f"there is no built-in workload {name!r}. There are {', '.join(BUILT_IN)}.")
+    folder = resources.files("virtualflow.core") / "profiles"
+    with (folder / "paper.csv").open() as file:
+        table = csv.DictReader(line for line in file if not line.startswith("#"))
+        rows = [row for row in table if row["workload"] == name]
+    points: dict[str, list[Point]] = {}
+    for row in rows:
+        size = int(row["node_size"])
+        points.setdefault(row["device_type"], []).append(Point(size, size / float(row["examples_per_second"])))
+    source = "the paper's author's measurements"
+    profiles = {kind: Profile(kind, tuple(found), source=source) for kind, found in points.items()}
+    costs = json.loads((folder / "communication.json").read_text())[name]
+    return from_json(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "workload": name,
+            "profiles": [asdict(profile) for profile in profiles.values()],
+            "communication": costs,
+        },
+        "the built-in profiles",
+    )
