@@ -94,7 +94,15 @@ class Regrouped:
     pause_ms: dict[str, float]
 
 
-Event = RunStarted | EpochStarted | StepDone | EpochEnded | Evaluated | Saved | Loaded | Regrouped
+@dataclass(frozen=True, slots=True)
+class SetRight:
+    """Workers on other device types had rounded differently, and were given the lead's model."""
+
+    step: int
+    ranks: list[str]
+
+
+Event = RunStarted | EpochStarted | StepDone | EpochEnded | Evaluated | Saved | Loaded | Regrouped | SetRight
 _KINDS: dict[str, type[Any]] = {
     "run started": RunStarted,
     "epoch started": EpochStarted,
@@ -104,6 +112,7 @@ _KINDS: dict[str, type[Any]] = {
     "saved": Saved,
     "loaded": Loaded,
     "regrouped": Regrouped,
+    "set right": SetRight,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 

@@ -17,7 +17,7 @@ from virtualflow.errors import MappingError
 def running(devices: str = "012", virtual_nodes: int = 8, replace_lost: bool = True) -> Roster:
     """A job whose workers have started, each device named by a letter."""
     roster = Roster(tuple(devices), replace_lost=replace_lost)
-    roster.virtual_nodes_known(virtual_nodes)
+    roster.sizes_known([1] * virtual_nodes)
     return roster
 
 
@@ -243,7 +243,7 @@ def test_a_worker_that_was_told_to_go_and_does_is_no_failure() -> None:
 def test_a_mapping_given_by_hand_outlives_a_death_before_it_could_be_used() -> None:
     roster = Roster(tuple("012"), (0, 0, 0, 1, 2))
     published(roster.gone("1", 0.0))
-    roster.virtual_nodes_known(5)
+    roster.sizes_known([1] * 5)
     assert roster.mapping is not None
     assert set(roster.mapping.devices) == {"0", "2"}
 
@@ -452,14 +452,14 @@ def test_a_resize_before_the_number_of_virtual_nodes_is_known_waits_for_it() -> 
     roster = Roster(("0", "1"))
     assert roster.resize(("0", "1", "2"), 0.0) == []
     assert roster.tick(1.0) == []
-    roster.virtual_nodes_known(8)
+    roster.sizes_known([1] * 8)
     assert roster.tick(2.0) == [Start("2")]
 
 
 def test_a_resize_too_large_before_the_number_of_virtual_nodes_is_known_takes_all_there_is_work_for() -> None:
     roster = Roster(("0", "1"))
     roster.resize(tuple("012345"), 0.0)
-    roster.virtual_nodes_known(3)
+    roster.sizes_known([1] * 3)
     assert roster.tick(1.0) == [Start("2")]
     assert published(roster.ready("2", 1.0)).devices == ("0", "1", "2")
 

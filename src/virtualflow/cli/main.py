@@ -12,7 +12,10 @@ from virtualflow.cli.doctor import doctor
 from virtualflow.cli.explain import explain
 from virtualflow.cli.jobs import clean, logs, resize, status, stop
 from virtualflow.cli.join import join
+from virtualflow.cli.plot import plot
+from virtualflow.cli.profile import profile
 from virtualflow.cli.run import run
+from virtualflow.cli.solve import solve
 from virtualflow.cli.timeline import timeline
 from virtualflow.cli.verify import verify
 from virtualflow.errors import VirtualFlowError
@@ -29,6 +32,9 @@ app = typer.Typer(
 )
 # A script's own options follow the script and are left alone.
 app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command(context_settings={"allow_interspersed_args": False})(profile)
+app.command()(solve)
+app.command()(plot)
 app.command()(explain)
 app.command()(verify)
 app.command()(doctor)

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
-from virtualflow.errors import ConfigError
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from virtualflow.core import emulation, profile
+from virtualflow.core.devices import CPU, Pool, names_of, parse_pools, type_of
+from virtualflow.core.membership import home
+from virtualflow.core.profile import BUILT_IN, Workload
+from virtualflow.errors import ConfigError, ProfileError
+
+DeviceFile = Annotated[
+    Path | None, typer.Option(help="A TOML file that says which device types to emulate, and how.", metavar="FILE")
+]
+Emulate = Annotated[
+    str | None,
+    typer.Option(help="Emulate device types by the profiles of this workload, such as resnet50.", metavar="WORKLOAD"),
+]
+TimeScale = Annotated[
+    float | None, typer.Option(help="Emulated times as a part of the real ones, such as 0.05.", metavar="FACTOR")
+]
+Profiles = Annotated[Path | None, typer.Option(help="A folder with profiles.", metavar="DIR")]
 
 
 def device_names(text: str) -> tuple[str, ...]:
@@ -18,3 +41,79 @@ def numbers(text: str, option: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"{option} {text}: expected whole numbers with commas between them") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices of a job, and those among them that stand for others."""
+
+    pools: tuple[Pool, ...]
+    names: tuple[str, ...]
+    emulated: dict[str, dict[str, Any]]
+
+    @property
+    def are_mixed(self) -> bool:
+        return len(self.pools) > 1
+
+
+def devices_of(text: str, file: Path | None, emulate: str | None, scale: float | None) -> Devices:
+    """``--devices``, with what ``--device-file`` and ``--emulate`` say of their types."""
+    return devices_in(parse_pools(text) if not text.isdigit() else [Pool(CPU, (int(text),))], file, emulate, scale)
+
+
+def devices_in(pools: Sequence[Pool], file: Path | None, emulate: str | None, scale: float | None) -> Devices:
+    names = names_of(pools)
+    contents = emulation.read_file(file) if file is not None else {}
+    scale = scale if scale is not None else float(contents.get("time_scale", 1.0))
+    if scale <= 0:
+        raise ConfigError(f"--time-scale {scale}: expected a number above 0")
+    workload = profile.built_in(emulate) if emulate is not None else None
+    by_type = {}
+    for pool in pools:
+        found = emulation.of_type(pool.device_type, contents, workload, scale)
+        if found is not None:
+            by_type[pool.device_type] = found
+    emulated = {name: each.to_json() for name, each in emulation.slowed(names, by_type, contents).items()}
+    return Devices(tuple(pools), names, emulated)
+
+
+def profiles_of(script: str) -> Path:
+    """Where the profiles of a script are kept."""
+    return home() / "profiles" / Path(script).stem
+
+
+def workload_of(name: str | None, folder: Path | None) -> Workload:
+    """A built-in workload, the profiles in a folder, or those last made for a script."""
+    if folder is not None:
+        return profile.read_all(folder)
+    if name is None:
+        raise ConfigError(
+            "which workload? --workload NAME (a built-in one, or a script that was profiled), or --profiles DIR"
+        )
+    if name in BUILT_IN:
+        return profile.built_in(name)
+    made = profiles_of(name)
+    if not made.is_dir():
+        raise ProfileError(
+            f"there is no workload {name!r}. Built in: {', '.join(BUILT_IN)}. For a script of yours, `vf profile "
+            f"{Path(name).stem}.py` makes its profiles."
+        )
+    return profile.read_all(made)
+
+
+def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Workload | None:
+    """The profiles of a script for devices of several types, which can't be mapped well without."""
+    types = {type_of(name) for name in names}
+    where = folder or profiles_of(script)
+    if not where.is_dir():
+        if len(types) == 1:
+            return None
+        raise ProfileError(
+            f"{script} has no profiles, so nobody knows how fast it is on {' and '.join(sorted(types))}. Make them: "
+            f"vf profile --devices {','.join(f'{name}:1' for name in sorted(types))} {script}"
+        )
+    workload = profile.read_all(where)
+    for name in types:
+        if len(types) > 1:
+            workload.profile(name)
+    return workload if types <= workload.profiles.keys() else None

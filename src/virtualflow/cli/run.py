@@ -6,6 +6,8 @@ import dataclasses
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +15,24 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from virtualflow.cli.options import device_names, numbers
+from virtualflow.cli.options import (
+    DeviceFile,
+    Devices,
+    Emulate,
+    Profiles,
+    TimeScale,
+    devices_in,
+    devices_of,
+    numbers,
+    profiles_of,
+    workload_for,
+)
 from virtualflow.cli.progress import Progress
+from virtualflow.core import plan as plans
+from virtualflow.core import profile
+from virtualflow.core.devices import Pool, type_of
 from virtualflow.core.membership import home, new_job_id
+from virtualflow.core.plan import Layout
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM
 from virtualflow.runtime import door
@@ -31,6 +48,7 @@ PART_OF_THE_JOB = {
     "threads_per_device": "--threads-per-device",
     "device_type": "--device-type",
     "audit": "--audit",
+    "plan": "--plan",
 }
 
 
@@ -39,8 +57,22 @@ def run(
     script: Annotated[Path | None, typer.Argument(help="The training script.", metavar="SCRIPT")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
     devices: Annotated[
-        str, typer.Option(help="How many devices: up to the number of virtual nodes.", metavar="N")
+        str,
+        typer.Option(
+            help="How many devices: up to the number of virtual nodes. Or types: V100:2,P100:8.", metavar="N|LIST"
+        ),
     ] = "1",
+    plan: Annotated[
+        Path | None, typer.Option(help="Devices, node sizes and mapping that `vf solve -o` chose.", metavar="FILE")
+    ] = None,
+    profiles: Profiles = None,
+    rebalance: Annotated[
+        bool | None,
+        typer.Option("--rebalance/--no-rebalance", help="Move virtual nodes off late devices; on for mixed types."),
+    ] = None,
+    device_file: DeviceFile = None,
+    emulate: Emulate = None,
+    time_scale: TimeScale = None,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; `vf status` shows it.")] = False,
     resume: Annotated[
         str | None, typer.Option(help="Go on with a job from its last checkpoint.", metavar="JOB")
@@ -81,9 +113,13 @@ def run(
     Each device gets a process that runs the script; what it trains is the same, bit by bit, for any number of devices.
     """
     # How the job runs, by option: this may differ when it is resumed.
+    planned = plans.layout(plans.read(plan)) if plan is not None else None
+    there = _devices(devices, planned, device_file, emulate, time_scale)
+    owners = tuple(numbers(mapping, "--mapping")) if mapping else planned.owners if planned else None
     ways: dict[str, dict[str, Any]] = {
-        "devices": {"devices": device_names(devices)},
-        "mapping": {"owners": tuple(numbers(mapping, "--mapping")) if mapping else None},
+        "devices": {"devices": there.names, "emulated": there.emulated} | _speeds(script, profiles, there, owners),
+        "rebalance": {"rebalance": there.are_mixed if rebalance is None else rebalance},
+        "mapping": {"owners": owners},
         "port": {"port": port},
         "patience": {"patience_seconds": patience},
         "replace": {"replace_lost": replace},
@@ -108,6 +144,7 @@ def run(
             threads_per_device=threads_per_device,
             device_type=_device_type(device_type),
             audit=audit,
+            node_sizes=planned.node_sizes if planned else None,
             **{field: value for fields in ways.values() for field, value in fields.items()},
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
@@ -167,6 +204,23 @@ def _to_resume(job_id: str, told: dict[str, Any]) -> tuple[JobFolder, Path | Non
         old.unlink()
     folder.write_launched()
     return folder, folder.latest_checkpoint()
+
+
+def _devices(text: str, planned: Layout | None, file: Path | None, emulate: str | None, scale: float | None) -> Devices:
+    if planned is None:
+        return devices_of(text, file, emulate, scale)
+    counts = Counter(type_of(name) for name in planned.devices)
+    return devices_in([Pool(name, (count,)) for name, count in counts.items()], file, emulate, scale)
+
+
+def _speeds(script: Path | None, folder: Path | None, there: Devices, owners: Sequence[int] | None) -> dict[str, Any]:
+    """The profiles by which the job's virtual nodes are mapped: needed if its devices are not all alike."""
+    if script is None or (not there.are_mixed and folder is None):
+        return {"workload": None}
+    if owners is not None and folder is None and not profiles_of(str(script)).is_dir():
+        return {"workload": None}  # mapped by hand, or by a plan
+    known = workload_for(str(script), folder, there.names)
+    return {"workload": profile.to_json(known) if known is not None else None}
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

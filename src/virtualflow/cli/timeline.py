@@ -68,13 +68,7 @@ def _draw(
     job: str,
     output: Path,
 ) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        raise LaunchError("a picture needs matplotlib: pip install matplotlib") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     zero = periods[0].start
     devices = sorted({device for period in periods for device in period.nodes}, key=lambda d: (len(d), d))
     most = max(count for period in periods for count in period.nodes.values())
@@ -104,3 +98,15 @@ def _draw(
     figure.tight_layout()
     figure.savefig(output, dpi=120)
     plt.close(figure)
+
+
+def pyplot() -> Any:
+    """matplotlib's, drawing into files."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise LaunchError("a picture needs matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from virtualflow.core.emulation import Emulated
 from virtualflow.core.mapping import DeviceId, Mapping, spread
 
 
@@ -47,6 +49,10 @@ class Job:
     device_type: str = "cpu"
     checkpoint_every: int = 0  # steps; 0 for never
     resume_from: Path | None = None
+    emulated: Emulated | None = None  # as another device than this one
+    node_sizes: tuple[int, ...] | None = None  # a plan's, instead of the script's
+    mixed: bool = False  # of really different device types, whose kernels round differently
+    profiling: MappingType[str, Any] | None = None  # what to measure: the script is not trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,11 @@ class Membership(Protocol):
         """The generations that this worker has changed to."""
 
     def mapping(self, virtual_nodes: int) -> Mapping: ...
-    def new_trainer(self, virtual_nodes: int, peers: Any) -> int:
+    def new_trainer(self, node_sizes: Sequence[int], parameters: int, peers: Any) -> int:
         """Count a Trainer of this process: 1 for the first. *peers* takes part in the end of the job."""
+
+    def tell_pace(self, step: int, seconds: float, overran: int) -> None:
+        """This worker's virtual nodes took so long in a step; so many took longer than the device that they emulate."""
 
     def begin_training(self) -> bool:
         """A Trainer is about to make its first step; return whether it is the script's first to do so.
@@ -153,8 +162,11 @@ class Solo:
     def mapping(self, virtual_nodes: int) -> Mapping:
         return spread(virtual_nodes, self.devices)
 
-    def new_trainer(self, virtual_nodes: int, peers: Any) -> int:
+    def new_trainer(self, node_sizes: Sequence[int], parameters: int, peers: Any) -> int:
         return 1
+
+    def tell_pace(self, step: int, seconds: float, overran: int) -> None:
+        pass
 
     def begin_training(self) -> bool:
         return True

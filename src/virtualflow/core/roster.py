@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from virtualflow.core.balance import Speeds, balanced
 from virtualflow.core.mapping import DeviceId, Mapping, first_mapping, rebalance
 from virtualflow.errors import MappingError
 
@@ -18,7 +19,7 @@ class Generation:
     """One version of the membership, as every worker hears of it."""
 
     number: int
-    cause: str  # "start", "resize", "loss" or "stop"
+    cause: str  # "start", "resize", "remap", "loss" or "stop"
     devices: tuple[DeviceId, ...]  # in the order of their ranks; the first one's worker is the lead
     owners: tuple[DeviceId, ...] | None = None  # the mapping, once the number of virtual nodes is known
     joining: tuple[DeviceId, ...] = ()
@@ -73,12 +74,14 @@ class Roster:
 
     devices: tuple[DeviceId, ...]
     owners: tuple[int, ...] | None = None
+    speeds: Speeds | None = None  # of the devices, if they are not all alike
     replace_lost: bool = True
     patience_seconds: float = 30.0
     max_losses: int = 6  # in a row, of workers that had hardly joined
     generation: Generation = field(init=False)
     pending: Generation | None = None  # published, and not yet formed by all
     target: tuple[DeviceId, ...] = ()
+    node_sizes: tuple[int, ...] = ()
     mapping: Mapping | None = None
     warm: set[DeviceId] = field(default_factory=set)  # started, and waiting to be let in
     guests: set[DeviceId] = field(default_factory=set)  # started elsewhere
@@ -98,6 +101,7 @@ class Roster:
     told_to_stop: int = -1  # the newest generation that was told to stop
     numbers: int = 0
     resizes: int = 0
+    remaps: int = 0
     failures: int = 0
 
     def __post_init__(self) -> None:
@@ -122,11 +126,35 @@ class Roster:
         """Whether the membership is what is wanted."""
         return self.pending is None and set(self.generation.devices) == set(self.target)
 
-    def virtual_nodes_known(self, count: int) -> None:
+    def sizes_known(self, node_sizes: Sequence[int]) -> list[Action]:
         """The first Trainer was made."""
-        if self.mapping is None:
-            self.mapping = first_mapping(self.owners, count, self.devices, self.generation.devices)
-            self.target = self.target[:count]  # more may have been asked for before anybody knew
+        if self.mapping is not None:
+            return []
+        count = len(node_sizes)
+        self.node_sizes = tuple(node_sizes)
+        self.mapping = first_mapping(self.owners, count, self.devices, self.generation.devices)
+        self.target = self.target[:count]  # more may have been asked for before anybody knew
+        if self.speeds is None or self.owners is not None:
+            return []
+        return self.remap(self._mapped(self.generation.devices))
+
+    def remap(self, mapping: Mapping) -> list[Action]:
+        """Move virtual nodes among the same workers, which forms no new group."""
+        if self.pending is not None or self.done or self.stopping or not self._is_for(mapping):
+            return []
+        self.numbers += 1
+        self.pending = Generation(self.numbers, "remap", self.generation.devices, mapping.devices)
+        self.formed, self.holding = set(), set()
+        return [Publish(self.pending)]
+
+    def _is_for(self, mapping: Mapping) -> bool:
+        return set(mapping.devices) == set(self.generation.devices)
+
+    def _mapped(self, devices: tuple[DeviceId, ...]) -> Mapping:
+        assert self.mapping is not None
+        if self.speeds is None:
+            return rebalance(self.mapping, devices)
+        return balanced(self.mapping, devices, self.node_sizes, self.speeds)
 
     def resize(self, devices: Sequence[DeviceId], now: float) -> list[Action]:
         """Another set of devices is wanted. The last request wins."""
@@ -185,6 +213,7 @@ class Roster:
             return []
         before, self.generation, self.pending = self.generation, self.pending, None
         self.lost_at.clear()
+        self.remaps += self.generation.cause == "remap"
         if self.generation.cause == "resize":
             self.resizes += 1
             self.joined_at |= dict.fromkeys(self.generation.joining, now)
@@ -351,7 +380,7 @@ class Roster:
         leaving = tuple(d for d in present if d not in devices)
         stay = [d for d in present if d in devices]
         sender = (stay or present)[0] if joining else None
-        owners = rebalance(self.mapping, devices).devices if self.mapping is not None else None
+        owners = self._mapped(devices).devices if self.mapping is not None else None
         self.pending = Generation(self.numbers, cause, devices, owners, joining, leaving, sender)
         self.formed, self.holding = set(), set()
         self.warm -= set(joining)

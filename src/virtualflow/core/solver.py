@@ -202,7 +202,10 @@ def _machines_for(pool: Pool, count: int, most: int) -> int | None:
 
 
 def _levels(communication: Communication, pools: Sequence[Pool]) -> Iterator[tuple[int, int, float]]:
-    """Devices on a machine, machines, and what they cost: the largest of all that cost the same."""
+    """Devices on a machine, machines, and what they cost: the largest of all that cost the same.
+
+    Round numbers come first, so that something good is found early and most of the others are dismissed by one look.
+    """
     largest, machines = max(pool.machines[0] for pool in pools), sum(len(pool.machines) for pool in pools)
     by_machines = [(n, communication.seconds(1, n)) for n in _steps(machines, lambda n: communication.seconds(1, n))]
     for most in _steps(largest, lambda n: communication.seconds(n, 1)):
@@ -213,7 +216,8 @@ def _levels(communication: Communication, pools: Sequence[Pool]) -> Iterator[tup
 
 def _steps(largest: int, cost: Callable[[int], float]) -> list[int]:
     costs = [cost(n) for n in range(1, largest + 1)]
-    return [n for n in range(largest, 0, -1) if n == largest or costs[n - 1] < costs[n]]
+    steps = [n for n in range(largest, 0, -1) if n == largest or costs[n - 1] < costs[n]]
+    return sorted(steps, key=lambda n: -(n & -n))
 
 
 def _room(kinds: Sequence[Kind], limit: float, machines: int, most: int) -> int:

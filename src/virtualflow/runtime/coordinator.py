@@ -18,8 +18,10 @@ from typing import Any
 
 from virtualflow.core.mapping import Mapping
 from virtualflow.core.roster import Action, Finish, Generation, GiveUp, Kill, Publish, Release, Roster, Start
-from virtualflow.errors import LaunchError
+from virtualflow.errors import LaunchError, MappingError
+from virtualflow.runtime import balancing
 from virtualflow.runtime.backend import Backend
+from virtualflow.runtime.balancing import Balancing
 from virtualflow.runtime.door import parse_address
 from virtualflow.runtime.folder import JobFolder, JobSpec, read_modules
 from virtualflow.runtime.output import Sink
@@ -85,9 +87,11 @@ class Coordinator:
         self._host = "127.0.0.1"
         self._guests = 0
         self._lost_code, self._lost_text = 1, ""
+        speeds = balancing.speeds_of(job)
         self.roster = Roster(
-            job.devices, job.owners, replace_lost=job.replace_lost, patience_seconds=job.patience_seconds
+            job.devices, job.owners, speeds, replace_lost=job.replace_lost, patience_seconds=job.patience_seconds
         )
+        self.balancing = Balancing(job, self.roster, speeds, self._say)
 
     def run(self) -> Outcome:
         """Run the job. Whatever happens, no worker is left when this returns."""
@@ -112,7 +116,11 @@ class Coordinator:
         if self._stopping:
             raise LaunchError("the job is being stopped")
         present = self.roster.generation.devices
-        names = [*present, *(str(n) for n in range(4096) if str(n) not in present)]
+        known = [device for device in self._job.devices if device not in present]
+        more = [str(n) for n in range(4096) if str(n) not in (*present, *known)] if not self.balancing.typed else []
+        names = [*present, *known, *more]
+        if count > len(names):
+            raise LaunchError(f"the job was given {len(names)} devices, so it can't grow to {count}")
         self._carry_out(self.roster.resize(names[:count], time.monotonic()))
 
     def _start(self, owned: ExitStack) -> None:
@@ -146,6 +154,12 @@ class Coordinator:
             device_type=job.device_type,
             audit=job.audit,
             joins=joins,
+            emulated=job.emulated.get(device),
+            node_sizes=job.node_sizes,
+            balances=self.roster.speeds is not None and job.owners is None,
+            reports_pace=self.balancing.watches,
+            mixed=self.balancing.mixed,
+            profiling=job.profiling,
             checkpoint_every=job.checkpoint_every,
             resume_from=str(self._resume_from) if self._resume_from else None,
         )
@@ -247,7 +261,13 @@ class Coordinator:
             "wanted": list(roster.target),
             "resizes": roster.resizes,
             "failures": roster.failures,
+            "remaps": roster.remaps,
+            "overran_waves": self.balancing.overran,
         }
+
+    def _say(self, text: str) -> None:
+        """Tell whoever started the job."""
+        self._sink.write(self.roster.generation.devices[0], "stderr", f"{text}\n".encode(), lead=True)
 
     def _phase(self) -> str:
         if self._outcome is not None:
@@ -282,8 +302,13 @@ class Coordinator:
         actions: list[Action] = []
         if "failure" in message:
             worker.failure = Failure.from_json(message["failure"])
-        if "virtual_nodes" in message:
-            self.roster.virtual_nodes_known(message["virtual_nodes"])
+        if "node_sizes" in message:
+            try:
+                actions = self.balancing.sizes_known(message["node_sizes"], message["parameters"])
+            except MappingError as error:
+                self._end(Outcome(1, Failure("", "mapping", f"{error}\n", consequence=False)))
+        if "pace" in message:
+            actions = self.balancing.note(device, message)
         if "closed" in message:
             actions = self.roster.close()
         if "ready" in message:

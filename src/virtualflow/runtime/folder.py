@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,11 @@ class JobSpec:
     checkpoint_every: int = 0
     listen: str | None = None  # HOST:PORT, for workers from other launchers
     token_file: str | None = None
+    emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device: those that stand for others
+    node_sizes: tuple[int, ...] | None = None  # a plan's
+    workload: dict[str, Any] | None = None  # the profiles by which virtual nodes are mapped
+    rebalance: bool = False
+    profiling: dict[str, Any] | None = None
 
 
 class JobFolder:
@@ -80,7 +85,7 @@ class JobFolder:
 
     def spec(self) -> JobSpec:
         fields = json.loads(self._spec.read_text())
-        lists = ("arguments", "devices", "owners")
+        lists = ("arguments", "devices", "owners", "node_sizes")
         checked: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in fields.items()}
         return JobSpec(**checked)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from virtualflow.core import faults
@@ -77,12 +78,18 @@ class Member:
             return spread(virtual_nodes, (self.device,))
         return first_mapping(self._spec.owners, virtual_nodes, self._spec.devices, self.devices)
 
-    def new_trainer(self, virtual_nodes: int, peers: Any) -> int:
+    def new_trainer(self, node_sizes: Sequence[int], parameters: int, peers: Any) -> int:
         self._trainers += 1
         self._peers = peers
         if not self.joining and self._trainers == 1:
-            self._wire.send(virtual_nodes=virtual_nodes)
+            self._wire.send(node_sizes=list(node_sizes), parameters=parameters)
+            if self._spec.balances:
+                self._await_first_mapping()
         return self._trainers
+
+    def tell_pace(self, step: int, seconds: float, overran: int) -> None:
+        if self._spec.reports_pace:
+            self._wire.send(pace=seconds, step=step, overran=overran, generation=self._generation.number)
 
     def begin_training(self) -> bool:
         self._training += 1
@@ -98,6 +105,9 @@ class Member:
         watch = Stopwatch()
         if new.cause == "loss":
             raise PeerLostError("a worker was lost before this boundary")
+        if new.cause == "remap":  # the same workers: the group stays
+            self._remap(new, watch)
+            return
         if new.sender == self.device:
             with self._handover_group(new) as group:
                 watch.lap("form group")
@@ -109,6 +119,23 @@ class Member:
         watch.lap("form group")
         self._note_change(before, watch)
         self._wire.send(formed=new.number)
+
+    def _remap(self, new: Generation, watch: Stopwatch) -> None:
+        self._generation = new
+        watch.lap("move")
+        self._note_change(new.devices, watch)
+        self._wire.send(formed=new.number)
+
+    def _await_first_mapping(self) -> None:
+        """The coordinator, which knows how fast the devices are, says who runs what before the first step."""
+
+        def found() -> Generation | bool | None:
+            first = next((each for each in self._published.values() if each.cause == "remap"), None)
+            return first or (self._lost_by > self._generation.number) or None
+
+        new = self._await(found, None)
+        if isinstance(new, Generation):
+            self._remap(new, Stopwatch())
 
     @property
     def must_stop(self) -> bool:

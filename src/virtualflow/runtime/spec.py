@@ -29,11 +29,18 @@ class WorkerSpec:
     checkpoint_every: int = 0
     resume_from: str | None = None
     joins: bool = False  # a job that is under way
+    emulated: dict[str, Any] | None = None  # as another device than this one
+    node_sizes: tuple[int, ...] | None = None  # a plan's
+    balances: bool = False  # the coordinator says who runs what before the first step
+    reports_pace: bool = False
+    mixed: bool = False
+    profiling: dict[str, Any] | None = None
 
     @property
     def accelerator(self) -> int:
-        """Which accelerator of its machine the device is. One from another launcher takes the first that it sees."""
-        return int(self.device) if self.device.isdigit() else 0
+        """Which of its kind the device is. One from another launcher takes the first that it sees."""
+        number = self.device.rpartition(":")[2]
+        return int(number) if number.isdigit() else 0
 
     def elsewhere(self, folder: str, address: str) -> WorkerSpec:
         """The same for a worker on another machine."""
@@ -45,7 +52,7 @@ class WorkerSpec:
     @classmethod
     def from_json(cls, text: str) -> WorkerSpec:
         fields: dict[str, Any] = json.loads(text)
-        for name in ("devices", "arguments", "owners"):
+        for name in ("devices", "arguments", "owners", "node_sizes"):
             if fields[name] is not None:
                 fields[name] = tuple(fields[name])
         return cls(**fields)

@@ -14,6 +14,8 @@ from typing import NoReturn
 import torch
 
 from virtualflow.core import membership
+from virtualflow.core.devices import CPU, type_of
+from virtualflow.core.emulation import Emulated
 from virtualflow.core.membership import Job
 from virtualflow.errors import ConfigError, CoordinatorLostError, PeerLostError, VirtualFlowError
 from virtualflow.runtime.member import Leave, Member
@@ -64,20 +66,29 @@ def _enter(spec: WorkerSpec, wire: Wire) -> Member:
         device_type,
         spec.checkpoint_every,
         Path(spec.resume_from) if spec.resume_from else None,
+        Emulated.from_json(spec.emulated) if spec.emulated else None,
+        spec.node_sizes,
+        spec.mixed,
+        spec.profiling,
     )
     return Member(spec, job, wire)
 
 
 def _claim_device(spec: WorkerSpec) -> str:
-    if spec.device_type == "cpu" or (spec.device_type == "auto" and not torch.cuda.is_available()):
+    wanted = type_of(spec.device)
+    if spec.emulated is not None:
         return "cpu"
-    present = torch.cuda.device_count()
-    if spec.accelerator >= present:
+    if wanted == CPU and (spec.device_type == "cpu" or (spec.device_type == "auto" and not torch.cuda.is_available())):
+        return "cpu"
+    present = list(range(torch.cuda.device_count()))
+    if wanted != CPU:
+        present = [number for number in present if wanted.lower() in torch.cuda.get_device_name(number).lower()]
+    if spec.accelerator >= len(present):
         raise ConfigError(
-            f"device {spec.device} does not exist: this machine has {present} CUDA device(s). Use at most that many, "
-            "or --device-type cpu."
+            f"device {spec.device} does not exist: this machine has {len(present)} such device(s). Use at most that "
+            "many, --device-type cpu, or emulate the type: --emulate WORKLOAD, or --device-file FILE."
         )
-    torch.cuda.set_device(spec.accelerator)
+    torch.cuda.set_device(present[spec.accelerator])
     return "cuda"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from virtualflow.errors import DeviceMemoryError, HiddenStateError, LossError, N
 from virtualflow.train.audit import Audit
 from virtualflow.train.data import Feed, Request, Shard
 from virtualflow.train.loss import Loss, read_loss
+from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.reduction import Reduction
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
@@ -36,6 +39,7 @@ class StepSettings:
     virtual_nodes: int
     clip_grad_norm: float | None = None
     on_nan: str = "raise"
+    mixed: bool = False  # device types, whose kernels round differently: scalars are computed once
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class StepRunner:
         grad_scaler: torch.amp.GradScaler | None,
         peers: Peers,
         audit: Audit | None,
+        pace: Pace,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -72,10 +77,12 @@ class StepRunner:
         self._scaler = grad_scaler
         self._peers = peers
         self._audit = audit
+        self._pace = pace
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed) -> StepResult:
         """Run one step on *batch*, together with the other workers."""
         self._buffers.hold()
+        self._pace.begin_step()
         for attempt in range(MAX_ATTEMPTS):
             attempt_at = _Attempt(batch, global_step, attempt)
             packed = self._peers.agree(lambda: self._attempt(attempt_at, feed))  # noqa: B023  (called at once)
@@ -126,6 +133,7 @@ class StepRunner:
     def _run_node(
         self, attempt: _Attempt, node: int, feed: Feed, before_sending: Callable[[], None] | None
     ) -> NodeScalars:
+        self._pace.begin()
         shard = feed.take(attempt.request(node))
         self._buffers.restore()
         reseed(derive(self._settings.seed, "node", attempt.global_step, node))
@@ -136,7 +144,9 @@ class StepRunner:
             faults.reach("forward")
             loss = self._forward(shard, attempt.global_step)
             if before_sending is not None:
+                asked = time.perf_counter()
                 before_sending()
+                self._pace.excuse(time.perf_counter() - asked)
             self._backward(loss, shard, attempt.batch.examples)
         except (MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
@@ -145,6 +155,7 @@ class StepRunner:
         self._buffers.compare()
         integers = self._buffers.integers()
         unclean = self._reduction.end_node(shard.examples)
+        self._pace.end_wave(shard.examples, attempt.global_step)
         total = float(loss.total.detach()) * (shard.examples if loss.is_mean else 1)
         return NodeScalars(total, loss.weight, shard.ids, integers, unclean, loss.is_mean)
 
@@ -180,14 +191,24 @@ class StepRunner:
         means = all(node.is_mean for node in scalars.nodes.values())
         weight = 1.0 if means and self._reduction.normalises else scalars.weight
         norm = self._reduction.finish(scalars.peaks, weight, attempt.batch.examples)
+        if self._settings.mixed and norm is not None:
+            norm = self._leads(norm, attempt.global_step)
         seed = self._settings.seed
         reseed(derive(seed, "update", attempt.global_step))  # some optimizers draw noise
         faults.reach("optimizer")
+        self._pace.begin()
         norm = self._update(norm)
+        self._pace.end_update()
         faults.reach("after the commit")
         reseed(derive(seed, "after", attempt.global_step))
         ids = tuple(node.ids for node in scalars.nodes.values())
         return StepResult(scalars.total / scalars.weight, norm, ids, attempt.number + 1, accumulator)
+
+    def _leads(self, value: float, global_step: int) -> float:
+        """The lead's *value*, to the bit."""
+        bits = int.from_bytes(struct.pack("<d", value), "little", signed=True)
+        shared = self._peers.from_lead("step", global_step, lambda: bits)
+        return float(struct.unpack("<d", shared.to_bytes(8, "little", signed=True))[0])
 
     def _update(self, norm: float | None) -> float | None:
         limit = self._settings.clip_grad_norm

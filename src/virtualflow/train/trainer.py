@@ -28,12 +28,14 @@ from virtualflow.events import (
     Regrouped,
     RunStarted,
     Saved,
+    SetRight,
     StepDone,
 )
-from virtualflow.train import certificate, checkpoint, checks, inference, snapshot
+from virtualflow.train import certificate, checkpoint, checks, inference, profiler, snapshot
 from virtualflow.train.audit import Audit
 from virtualflow.train.data import Collate, Dataset, Feed, length_of
 from virtualflow.train.loading import Loading, requests
+from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.recorded import Recorded
 from virtualflow.train.reduction import ExactReduction, FastReduction
@@ -41,6 +43,8 @@ from virtualflow.train.seeding import make_deterministic, pin_threads, seeded
 from virtualflow.train.snapshot import Live, Position
 from virtualflow.train.state import Buffers, digest, named_parameters, tensors_in
 from virtualflow.train.step import LossFn, StepResult, StepRunner, StepSettings
+
+COMPARE_EVERY = 100  # steps, on mixed device types
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,8 @@ class Trainer:
         drop_last: bool = False,
         loader_workers: int = 0,
     ) -> None:
-        self._sizes = node_sizes(batch_size, virtual_nodes)
         self._membership = memberships.current()
+        self._sizes = self._planned_sizes(batch_size) or node_sizes(batch_size, virtual_nodes)
         self._membership.mapping(len(self._sizes))  # refuses too many devices before anything else is done
         checks.check_choices(reduction, on_nan, loader_workers, clip_grad_norm)
         checks.check_model(model)
@@ -94,6 +98,7 @@ class Trainer:
         self._seed = self._choose_seed(seed, derive(0, reduction, on_nan, repr(self._sizes), repr(seed)))
         self._share_initial_model(model)
         self._loading = Loading(self._sizes, self._seed, self._device, collate_fn, sampler, drop_last, loader_workers)
+        self._pace = Pace(self._membership.job.emulated)
         buffers = Buffers(model)
         kind = ExactReduction if reduction == "exact" else FastReduction
         reducer = kind(named_parameters(model), buffers, len(self._sizes))
@@ -103,10 +108,11 @@ class Trainer:
             optimizer,
             reducer,
             buffers,
-            StepSettings(loss_fn, self._seed, len(self._sizes), clip_grad_norm, on_nan),
+            StepSettings(loss_fn, self._seed, len(self._sizes), clip_grad_norm, on_nan, self._membership.job.mixed),
             grad_scaler,
             self._peers,
             Audit() if self._membership.job.audit else None,
+            self._pace,
         )
         self._inference = inference.Inference(model, self._seed, self._peers)
         self._position = Position(chain=EMPTY_CHAIN)
@@ -164,6 +170,9 @@ class Trainer:
         self._pass_begun = True
         epoch = self._loading.epoch(dataset, self._position.epoch)
         self._feed = feed = self._loading.kept_feed(dataset)
+        if self._membership.job.profiling is not None:
+            length = length_of(dataset, "batches")
+            profiler.measure(self._membership.job, self._runner, self._pace, feed, length, len(self._sizes), self._live)
         first = self._position.step
         self._recorded.in_pass = True
         self._fed_generation = -1
@@ -191,6 +200,7 @@ class Trainer:
             self._keep(self._automatic())  # whoever is left: the lead may be gone too
             raise
         self._record(batch, result, time.perf_counter() - started)
+        self._membership.tell_pace(self.global_step, self._pace.wave_seconds, self._pace.overran)
         return result.loss
 
     def fit(
@@ -265,6 +275,16 @@ class Trainer:
         write = lambda: checkpoint.write_atomically(Path(path), model.state_dict())  # noqa: E731
         self._recorded(lambda: self._write_once("export", Path(path), write))
 
+    def _planned_sizes(self, batch_size: int) -> tuple[int, ...] | None:
+        """The node sizes of the job's plan, if it has one."""
+        sizes = self._membership.job.node_sizes
+        if sizes is not None and sum(sizes) != batch_size and self._membership.job.profiling is None:
+            raise ConfigError(
+                f"the plan is for a batch of {sum(sizes)}, but the script has batch_size={batch_size}. Make the plan "
+                f"again: vf solve --batch-size {batch_size} ..."
+            )
+        return sizes
+
     def _prepare_device(self, model: nn.Module, reduction: str) -> torch.device:
         if self._membership.job.device_type == "cuda":
             model.to("cuda")
@@ -306,7 +326,8 @@ class Trainer:
         return {"seed": self._seed, "batch_size": sum(sizes), "virtual_nodes": len(sizes), "node_sizes": list(sizes)}
 
     def _stream(self) -> Path:
-        number = self._membership.new_trainer(len(self._sizes), self._peers)
+        parameters = sum(parameter.numel() for parameter in self._live.model.parameters())
+        number = self._membership.new_trainer(self._sizes, parameters, self._peers)
         return self._membership.job.folder / (STREAM if number == 1 else f"events-{number}.jsonl")
 
     def _cross_boundary(self, epoch: Epoch, step: int, feed: Feed) -> None:
@@ -321,6 +342,8 @@ class Trainer:
         if self._membership.change_is_due:
             self._peers.change(self._send_state)
         self._tell_of_changes()
+        if self._membership.job.mixed and self.global_step and self.global_step % COMPARE_EVERY == 0:
+            self._check_replicas("step", f"at step {self.global_step}")
         if self._fed_generation != self._membership.generation:
             feed.announce(requests(epoch, step, self._peers.nodes))
             self._fed_generation = self._membership.generation
@@ -413,12 +436,21 @@ class Trainer:
         value = self.digest()
         everyone = self._peers.gathered(call, self.global_step, int(value[:15], 16))
         if odd := [str(rank) for rank, theirs in enumerate(everyone) if theirs != everyone[0]]:
+            if self._membership.job.mixed:  # their kernels round differently
+                return self._set_right(call, odd)
             raise ReplicaError(
                 f"device(s) {', '.join(odd)} hold another model than device {self._membership.devices[0]} {when}. "
                 "Something changes the model on some workers only: code behind `if trainer.is_lead`, or randomness "
                 "that is not seeded."
             )
         return value
+
+    def _set_right(self, call: str, odd: list[str]) -> str:
+        """Give every worker the lead's model and optimizer."""
+        live = self._live
+        self._peers.share(call, list(tensors_in([live.model.state_dict(), live.optimizer.state_dict()["state"]])))
+        self._events.write(SetRight(self.global_step, odd))
+        return self.digest()
 
     def _write_once(self, call: str, path: Path, write: Callable[[], None]) -> None:
         failures: list[CheckpointError] = []

@@ -1,0 +1,152 @@
+"""``vf solve``: the best plan for a mix of device types, before anything runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from virtualflow.cli.options import Profiles, workload_of
+from virtualflow.core import plan as plans
+from virtualflow.core.devices import Pool, parse_pools
+from virtualflow.core.profile import Workload
+from virtualflow.core.solver import (
+    Plan,
+    Share,
+    alternatives,
+    even,
+    on_one_machine,
+    predict,
+    solve_fixed,
+    solve_free,
+    subsets,
+)
+from virtualflow.errors import ConfigError, SolverError
+
+
+def solve(
+    batch_size: Annotated[int, typer.Option(help="Examples in a global batch.", min=1, metavar="N")],
+    devices: Annotated[
+        str,
+        typer.Option(
+            help="What there is: V100:2 on one machine, P100:4+4 on two machines with four each.", metavar="LIST"
+        ),
+    ],
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="resnet50, resnet56, bert-base or transformer; or a script that was profiled.", metavar="NAME"
+        ),
+    ] = None,
+    profiles: Profiles = None,
+    virtual_nodes: Annotated[
+        int | None,
+        typer.Option(
+            help="For a job that exists: its virtual nodes. Without, node sizes are free.", min=1, metavar="N"
+        ),
+    ] = None,
+    evaluate: Annotated[
+        str | None,
+        typer.Option(
+            help="Predict a plan given by hand: virtual nodes on each device x node size, as V100=8x256,P100=2x256.",
+            metavar="PLAN",
+        ),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Other plans, and why they lose.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan, for `vf run --plan`.", metavar="FILE")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Find how many virtual nodes each device should run, of which size, and how long a step will take."""
+    known, pools = workload_of(workload, profiles), parse_pools(devices)
+    if not known.communication.by_machines:  # never measured between machines: all count as on one
+        known, pools = on_one_machine(known, pools)
+    if evaluate is not None:
+        best, others = _by_hand(known, pools, evaluate, batch_size), []
+    else:
+        best = _best(known, pools, batch_size, virtual_nodes)
+        others = alternatives(best, _others(known, pools, batch_size, virtual_nodes, best))
+    report = plans.to_json(best, known.name, others)
+    if output is not None:
+        output.write_text(json.dumps(report, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    console = Console(highlight=False)
+    _show(console, "plan", best)
+    alone = [plan for plan, _ in others if len(plan.types) == 1]
+    if alone and len(best.types) > 1:
+        faster = alone[0].step_seconds / best.step_seconds - 1
+        console.print(
+            f"{faster:.1%} faster than {alone[0].types[0]} alone ({alone[0].examples_per_second:.4g} examples/s)"
+        )
+    elif len(pools) > 1 and len(best.types) == 1 and evaluate is None:
+        console.print(f"no mix of types is faster than {best.types[0]} alone")
+    if best.guessed:
+        console.print(f"[yellow]not measured at this node size, but extrapolated:[/] {', '.join(best.guessed)}")
+    if explain:
+        for plan, why in others:
+            _show(console, f"loses: {why}", plan)
+
+
+def _best(workload: Workload, pools: Sequence[Pool], batch_size: int, virtual_nodes: int | None) -> Plan:
+    if virtual_nodes is None:
+        return solve_free(workload, pools, batch_size)
+    if batch_size % virtual_nodes:
+        raise ConfigError(
+            f"{virtual_nodes} virtual nodes do not divide a batch of {batch_size} evenly; the solver wants one node "
+            "size. Leave --virtual-nodes out to let it choose the sizes."
+        )
+    return solve_fixed(workload, pools, batch_size // virtual_nodes, virtual_nodes)
+
+
+def _others(
+    workload: Workload, pools: Sequence[Pool], batch_size: int, virtual_nodes: int | None, best: Plan
+) -> list[Plan]:
+    found = []
+    for some in subsets(pools):
+        try:
+            found.append(_best(workload, some, batch_size, virtual_nodes))
+        except SolverError:
+            continue  # these alone can't
+    if len(pools) > 1 and len({share.node_size for share in best.shares}) == 1:
+        fits = [pool for pool in pools if workload.profile(pool.device_type).largest >= best.shares[0].node_size]
+        if best.virtual_nodes >= sum(pool.count for pool in fits):
+            found.append(predict(workload, fits, even(best, fits)))
+    return found
+
+
+def _by_hand(workload: Workload, pools: Sequence[Pool], text: str, batch_size: int) -> Plan:
+    counts = {pool.device_type: pool.count for pool in pools}
+    shares = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([^=\s]+)=([0-9]+)x([0-9]+)\s*", part)
+        if match is None or match[1] not in counts:
+            raise ConfigError(
+                f"--evaluate {part.strip()!r}: expected TYPE=VIRTUAL_NODESxNODE_SIZE for types among --devices "
+                f"({', '.join(counts)}), such as V100=8x256"
+            )
+        shares.append(Share(match[1], counts[match[1]], int(match[2]), int(match[3])))
+    plan = predict(workload, pools, shares)
+    if plan.batch_size != batch_size:
+        raise ConfigError(f"the plan processes {plan.batch_size} examples a step, not --batch-size {batch_size}")
+    return plan
+
+
+def _show(console: Console, title: str, plan: Plan) -> None:
+    table = Table("type", "devices", "virtual nodes each", "node size", "examples", title=title, title_justify="left")
+    for share in plan.shares:
+        cells = (share.device_type, share.count, share.virtual_nodes, share.node_size, share.examples)
+        table.add_row(*(str(cell) for cell in cells))
+    console.print(table)
+    console.print(
+        f"{plan.step_seconds:.4g} s a step ({plan.compute_seconds:.4g} computing, {plan.communication_seconds:.4g} "
+        f"communicating), {plan.examples_per_second:.5g} examples/s"
+    )

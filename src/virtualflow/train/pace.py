@@ -1,0 +1,49 @@
+"""How long this device takes for its virtual nodes; on one that stands for another, the waiting that makes it so."""
+
+from __future__ import annotations
+
+import time
+
+from virtualflow.core.emulation import Emulated
+
+
+class Pace:
+    """Times the waves and updates of one worker.
+
+    An emulated wave waits until a deadline. One that overran it did not take the time it should have, which is counted:
+    a measurement with such waves is void.
+    """
+
+    def __init__(self, emulated: Emulated | None) -> None:
+        self._emulated = emulated
+        self.wave_seconds = 0.0  # of the current step
+        self.overran = 0
+        self._begun = self._needed = self._excused = 0.0
+
+    def begin_step(self) -> None:
+        self.wave_seconds, self.overran = 0.0, 0
+
+    def begin(self) -> None:
+        """A wave or an update begins."""
+        self._begun, self._needed, self._excused = time.perf_counter(), time.thread_time(), 0.0
+
+    def excuse(self, seconds: float) -> None:
+        """Part of the wave was spent waiting for others."""
+        self._excused += seconds
+
+    def end_wave(self, node_size: int, step: int) -> None:
+        if self._emulated is not None:
+            needed = time.thread_time() - self._needed
+            self._wait(self._emulated.wave_seconds(node_size, needed, step))
+        self.wave_seconds += time.perf_counter() - self._begun - self._excused
+
+    def end_update(self) -> None:
+        if self._emulated is not None and self._emulated.update_seconds:
+            self._wait(self._emulated.update_seconds)
+
+    def _wait(self, seconds: float) -> None:
+        left = self._begun + self._excused + seconds - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        else:
+            self.overran += 1

@@ -1,0 +1,182 @@
+"""Measures a user's own script on this device: how long virtual nodes of each size take, or what communication costs.
+
+The script runs as it is up to its first batch; then steps are made for the stopwatch instead of for the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from virtualflow.core.membership import Job
+from virtualflow.core.profile import Point
+from virtualflow.core.sharding import GlobalBatch
+from virtualflow.errors import ConfigError, DeviceMemoryError
+from virtualflow.train import certificate
+from virtualflow.train.data import Feed
+from virtualflow.train.pace import Pace
+from virtualflow.train.snapshot import Live
+from virtualflow.train.step import StepRunner
+
+RESULT, PROGRESS = "profile.json", "profile.jsonl"
+WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS = 2, 6, 40
+TIGHT = 0.01  # of the estimate: half of the interval that is good enough
+COMMUNICATION_STEPS = 40
+
+
+def measure(
+    job: Job, runner: StepRunner, pace: Pace, feed: Feed, examples: int, virtual_nodes: int, live: Live
+) -> NoReturn:
+    """Measure what the job asks for, leave it in the job's folder, and end the script."""
+    assert job.profiling is not None
+    stopwatch = _Stopwatch(runner, pace, feed, examples)
+    if job.profiling["what"] == "node sizes":
+        result = _node_sizes(job, stopwatch, virtual_nodes)
+    else:
+        result = {"step_seconds": _communication(job, stopwatch)}
+    parameters = list(live.model.parameters())
+    device = parameters[0].device if parameters else torch.device("cpu")
+    facts = certificate.environment(device) | {"parameters": sum(parameter.numel() for parameter in parameters)}
+    (job.folder / RESULT).write_text(json.dumps(result | {"facts": facts}))
+    raise SystemExit(0)
+
+
+class _Stopwatch:
+    """Makes steps on any slices of the data."""
+
+    def __init__(self, runner: StepRunner, pace: Pace, feed: Feed, examples: int) -> None:
+        self._runner = runner
+        self._pace = pace
+        self._feed = feed
+        self._examples = examples
+        self._step = 0
+        self.overran = 0
+
+    def step(self, sizes: tuple[int, ...]) -> tuple[float, float]:
+        """One step with virtual nodes of these sizes: seconds of the whole, and of this device's waves."""
+        order = (np.arange(sum(sizes), dtype=np.int64) + self._step) % self._examples
+        shards = tuple(np.split(order, np.cumsum(sizes)[:-1]))
+        started = time.perf_counter()
+        self._runner.run(GlobalBatch(0, self._step, shards), self._step, self._feed)
+        self._step += 1
+        self.overran += self._pace.overran
+        return time.perf_counter() - started, self._pace.wave_seconds
+
+
+def _node_sizes(job: Job, stopwatch: _Stopwatch, virtual_nodes: int) -> dict[str, Any]:
+    assert job.profiling is not None
+    points: list[Point] = []
+    updates: list[float] = []
+    out_of_memory = None
+    deadline = time.monotonic() + job.profiling["seconds"]
+    with _limited(job.profiling.get("memory_limit")):
+        for size in ladder(job.profiling["largest"]):
+            _reset_peak()
+            try:
+                point, update = _point(stopwatch, size, virtual_nodes)
+            except DeviceMemoryError as error:
+                out_of_memory = str(error).split(": ", 1)[-1]
+                break
+            points.append(point)
+            updates.append(update)
+            with (job.folder / PROGRESS).open("a") as file:
+                file.write(json.dumps(asdict(point)) + "\n")
+            if time.monotonic() + 4 * MOST_STEPS * point.seconds > deadline:
+                break  # the next size would take too long
+    if not points:
+        raise ConfigError(f"not even one example fits into the memory of this device: {out_of_memory}")
+    return {
+        "points": [asdict(point) for point in points],
+        "update_seconds": statistics.median(updates),
+        "out_of_memory": out_of_memory,
+        "overran_waves": stopwatch.overran,
+    }
+
+
+def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point, float]:
+    sizes = (size,) + (0,) * (virtual_nodes - 1)
+    for _ in range(WARM_UP_STEPS):
+        stopwatch.step(sizes)
+    waves: list[float] = []
+    rest: list[float] = []
+    while len(waves) < MOST_STEPS:
+        step, wave = stopwatch.step(sizes)
+        waves.append(wave)
+        rest.append(step - wave)
+        low, high = interval(waves)
+        if len(waves) >= FEWEST_STEPS and high - low < 2 * TIGHT * statistics.median(waves):
+            break
+    low, high = interval(waves)
+    return Point(size, statistics.median(waves), low, high, _peak_bytes()), statistics.median(rest)
+
+
+def _communication(job: Job, stopwatch: _Stopwatch) -> float:
+    """The step time at node size 1 on all devices of the job."""
+    sizes = job.node_sizes or (1,)
+    for _ in range(WARM_UP_STEPS + 3):
+        stopwatch.step(sizes)
+    return statistics.median(stopwatch.step(sizes)[0] for _ in range(COMMUNICATION_STEPS))
+
+
+def ladder(largest: int) -> Iterator[int]:
+    """Powers of two and their mid-points: 1, 2, 3, 4, 6, 8, 12, ..."""
+    size = 1
+    while size <= largest:
+        yield size
+        if size > 1 and size + size // 2 <= largest:
+            yield size + size // 2
+        size *= 2
+
+
+def interval(times: list[float]) -> tuple[float, float]:
+    """Where the median of *times* is, most likely: 1.57 quartile ranges over the root of their number, either way."""
+    middle = statistics.median(times)
+    if len(times) < 2:
+        return middle, middle
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    reach = 1.57 * (high - low) / len(times) ** 0.5
+    return middle - reach, middle + reach
+
+
+@contextlib.contextmanager
+def _limited(limit_bytes: int | None) -> Iterator[None]:
+    """Let memory run out at *limit_bytes*, for real."""
+    if limit_bytes is None:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _reset_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes() -> int:
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return int(_status("VmHWM").split()[0]) * 1024
+
+
+def _status(key: str) -> str:
+    fields: Mapping[str, str] = dict(
+        line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line
+    )
+    return fields[key]
