@@ -14,6 +14,8 @@ VirtualFlowError
 │   └── CoordinatorLostError    nobody is left to say who belongs to the job
 ├── ProfileError            a profile that is missing, stale or damaged
 ├── SolverError             no mapping of these devices meets what is asked
+├── TraceError              a trace of jobs that cannot be read
+├── PolicyError             a policy granted what cannot be
 ├── EventStreamError        an event stream that cannot be read
 └── LaunchError             the job could not be started
 """
@@ -73,6 +75,14 @@ class ProfileError(VirtualFlowError):
 
 class SolverError(VirtualFlowError):
     """No mapping of these devices meets what is asked."""
+
+
+class TraceError(VirtualFlowError):
+    """A trace of jobs that cannot be read."""
+
+
+class PolicyError(VirtualFlowError):
+    """A policy granted what cannot be."""
 
 
 class EventStreamError(VirtualFlowError):

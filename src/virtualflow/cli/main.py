@@ -15,8 +15,10 @@ from virtualflow.cli.join import join
 from virtualflow.cli.plot import plot
 from virtualflow.cli.profile import profile
 from virtualflow.cli.run import run
+from virtualflow.cli.simulate import simulate
 from virtualflow.cli.solve import solve
 from virtualflow.cli.timeline import timeline
+from virtualflow.cli.trace import trace
 from virtualflow.cli.verify import verify
 from virtualflow.errors import VirtualFlowError
 
@@ -40,6 +42,8 @@ app.command()(verify)
 app.command()(doctor)
 for verb in (status, resize, stop, logs, timeline, join, clean):
     app.command()(verb)
+app.command()(simulate)
+app.add_typer(trace, name="trace")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,47 @@
+"""``vf trace``: make traces of jobs, or read those that others have published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from virtualflow.sim import importers
+from virtualflow.sim.generate import MIXES, Recipe
+from virtualflow.sim.generate import generate as make
+from virtualflow.sim.trace import Trace, write
+
+trace = typer.Typer(no_args_is_help=True, help="Make traces of jobs for `vf simulate`, or import published ones.")
+Output = Annotated[Path, typer.Option("--output", "-o", help="The trace to write.", metavar="FILE")]
+
+
+@trace.command()
+def generate(
+    jobs: Annotated[int, typer.Option(help="How many jobs.", metavar="N")] = 20,
+    rate: Annotated[str, typer.Option(help="Jobs by time, on average: 12/h, 0.5/min, 100/day.", metavar="N/UNIT")] = (
+        "12/h"
+    ),
+    mix: Annotated[str, typer.Option(help=f"Which jobs: {', '.join(MIXES)}.")] = "paper",
+    seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
+    most_devices: Annotated[int, typer.Option(help="The largest demand of a job.", min=1, metavar="N")] = 8,
+    output: Output = Path("trace.json"),
+) -> None:
+    """Draw a random trace: Poisson arrivals, the paper's workload table, priorities 1, 5 and 10."""
+    _write(make(Recipe(jobs, rate, mix, seed, most_devices)), output)
+
+
+@trace.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A trace in a known format.", metavar="FILE")],
+    output: Output = Path("trace.json"),
+) -> None:
+    """Read the paper's, Gavel's, Philly's, Pollux' or Tiresias' trace. (`vf simulate` reads them directly too.)"""
+    _write(importers.read(file), output)
+
+
+def _write(made: Trace, output: Path) -> None:
+    write(made, output)
+    span = made.jobs[-1].arrival_seconds - made.jobs[0].arrival_seconds
+    demand = max(job.demand for job in made.jobs)
+    print(f"wrote {output}: {len(made.jobs)} jobs over {span / 3600:.1f} h, demands up to {demand}")

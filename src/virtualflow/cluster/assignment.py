@@ -1,0 +1,175 @@
+"""Who has which devices, and the actions that lead from one answer to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from virtualflow.cluster.job import JobState
+from virtualflow.cluster.messages import Action, Resize, Start, Suspend
+from virtualflow.cluster.placement import Placement
+from virtualflow.cluster.policies.base import ANY, Grant
+from virtualflow.cluster.throughput import Throughput
+from virtualflow.errors import PolicyError
+
+
+class Assignment:
+    """The devices of running jobs. All frees of a decision come before all fills."""
+
+    def __init__(self, placement: Placement, throughput: Throughput, *, restarts: bool) -> None:
+        self.placement = placement
+        self.running: dict[str, JobState] = {}
+        self.lacking = 0  # devices that running jobs ask for beyond what they have
+        self._throughput = throughput
+        self._restarts = restarts
+
+    def apply(self, now: float, grants: Sequence[tuple[JobState, Grant]]) -> list[Action]:
+        """Give and take devices. Jobs that lose all of them are among the `Suspend` actions."""
+        actions: list[Action] = []
+        kept: dict[str, list[str]] = {}
+        for state, grant in grants:
+            kept[state.id] = self._free_surplus(state, grant)
+        for state, _ in grants:
+            for guest in [self.running[name] for name in state.guests]:
+                if guest.id not in kept and not set(guest.devices) <= set(kept[state.id]):
+                    actions.append(self._suspend(now, guest))  # its seat went away with the host's device
+        for state, grant in grants:
+            devices = self._seats(state, grant) if grant.beside else self._fill(state, grant, kept[state.id])
+            action = self._change(now, state, devices, grant.beside)
+            if action is not None:
+                actions.append(action)
+        return actions
+
+    def end(self, now: float, state: JobState) -> list[Action]:
+        """Free the devices of a job that is over; its guests take over those they are on."""
+        actions: list[Action] = []
+        inherited: set[str] = set()
+        for guest in [self.running[name] for name in state.guests]:
+            inherited |= set(guest.devices)
+            self._set(now, guest, guest.devices, None)
+            actions.append(Resize(guest.id, guest.devices))
+        if state.host is None:
+            self.placement.give_back(device for device in state.devices if device not in inherited)
+        self._set(now, state, (), None)
+        return actions
+
+    def lose(self, now: float, devices: Iterable[str]) -> list[Action]:
+        """Take lost devices from the jobs that had them."""
+        gone = set(devices)
+        self.placement.lose(self.placement.in_order(gone))
+        actions: list[Action] = []
+        for state in list(self.running.values()):
+            if not gone.isdisjoint(state.devices):
+                left = tuple(device for device in state.devices if device not in gone)
+                action = self._change(now, state, left, state.host)
+                if action is not None:
+                    actions.append(action)
+        return actions
+
+    def _free_surplus(self, state: JobState, grant: Grant) -> list[str]:
+        """Give back what the job has beyond the grant; return what it keeps."""
+        if state.host is not None:
+            return []  # a guest owns nothing
+        surplus = _surplus(state.counts, grant, self.placement.machine_sizes)
+        leaving: set[str] = set()
+        for device_type, count in surplus.items():
+            leaving.update(self.placement.to_release(state.devices, device_type, count))
+        self.placement.give_back(self.placement.in_order(leaving))
+        return [device for device in state.devices if device not in leaving]
+
+    def _fill(self, state: JobState, grant: Grant, kept: list[str]) -> tuple[str, ...]:
+        """What the job keeps, and free devices up to the grant."""
+        devices = list(kept)
+        for device_type, count in grant.counts.items():
+            if device_type == ANY:
+                types = self._types_for(state, kept)
+                devices += self._take_any(state, types, count - len(devices), kept)
+            else:
+                have = sum(self.placement.type_of(device) == device_type for device in kept)
+                devices += self._take(state, device_type, count - have, kept)
+        return self.placement.in_order(devices) if len(devices) > 1 else tuple(devices)
+
+    def _take(self, state: JobState, device_type: str, count: int, near: Sequence[str]) -> list[str]:
+        free = self.placement.free.get(device_type, 0)
+        if count > free:
+            raise PolicyError(
+                f"the policy granted job {state.id} {count} more device(s) of type {device_type}, but {free} are free"
+            )
+        return self.placement.take(device_type, count, near) if count > 0 else []
+
+    def _take_any(self, state: JobState, types: Sequence[str], count: int, near: Sequence[str]) -> list[str]:
+        taken: list[str] = []
+        for device_type in types:
+            more = min(count - len(taken), self.placement.free[device_type])
+            taken += self._take(state, device_type, more, near)
+        if len(taken) < count:
+            raise PolicyError(
+                f"the policy granted job {state.id} {count} more device(s), but {len(taken)} that it can use are free"
+            )
+        return taken
+
+    def _types_for(self, state: JobState, kept: Sequence[str]) -> list[str]:
+        """Types that the job can use: first those it has, then in the cluster's order."""
+        if len(self.placement.machine_sizes) == 1:
+            return list(self.placement.machine_sizes)
+        have = self.placement.counts(kept)
+        usable = [name for name in self.placement.machine_sizes if self._throughput.usable(state.job, name)]
+        return sorted(usable, key=lambda name: name not in have)
+
+    def _seats(self, state: JobState, grant: Grant) -> tuple[str, ...]:
+        """Devices of the host that no other guest is on."""
+        host = self.running.get(grant.beside or "")
+        if host is None or host.host is not None or host is state:
+            raise PolicyError(f"the policy put job {state.id} beside {grant.beside}, which has no devices of its own")
+        taken = {device for name in host.guests if name != state.id for device in self.running[name].devices}
+        seats = [device for device in host.devices if device not in taken]
+        count = sum(grant.counts.values())
+        if count > len(seats):
+            raise PolicyError(
+                f"the policy put job {state.id} on {count} device(s) of job {host.id}, of which {len(seats)} can be "
+                "shared"
+            )
+        return tuple(seats[:count])
+
+    def _change(self, now: float, state: JobState, devices: tuple[str, ...], host: str | None) -> Action | None:
+        if devices == state.devices and host == state.host:
+            return None
+        if not devices:
+            return self._suspend(now, state)
+        was_running, resumed = bool(state.devices), state.started_seconds is not None
+        self._set(now, state, devices, host)
+        if was_running:
+            return Resize(state.id, devices, restart=self._restarts, host=host)
+        return Start(state.id, devices, resumed=resumed, host=host)
+
+    def _suspend(self, now: float, state: JobState) -> Action:
+        self._set(now, state, (), None)
+        return Suspend(state.id)
+
+    def _set(self, now: float, state: JobState, devices: tuple[str, ...], host: str | None) -> None:
+        if state.devices:
+            self.lacking -= max(0, state.job.demand - state.allocation)
+        if state.host is not None and state.host in self.running:
+            old = self.running[state.host]
+            old.guests = tuple(name for name in old.guests if name != state.id)
+        state.change(now, devices, self.placement.counts(devices), host)
+        if host is not None:
+            self.running[host].guests += (state.id,)
+        if devices:
+            self.lacking += max(0, state.job.demand - state.allocation)
+            self.running[state.id] = state
+        else:
+            state.guests = ()
+            self.running.pop(state.id, None)
+
+
+def _surplus(counts: Mapping[str, int], grant: Grant, types: Mapping[str, object]) -> dict[str, int]:
+    """How many devices of each type go beyond a grant."""
+    if grant.beside is not None:
+        return dict(counts)
+    if ANY not in grant.counts:
+        return {name: count - grant.counts.get(name, 0) for name, count in counts.items()}
+    surplus, left = {}, sum(counts.values()) - grant.counts[ANY]
+    for name in reversed(list(types)):  # the types that are given out last go first
+        surplus[name] = max(0, min(left, counts.get(name, 0)))
+        left -= surplus[name]
+    return surplus

@@ -1,0 +1,112 @@
+"""A job as it was submitted, and what the scheduler knows of it since."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from virtualflow.core.devices import Pool
+from virtualflow.errors import ConfigError
+
+LINEAR = "linear"  # a workload of which only a run time is known: speed grows with the devices, up to the demand
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training run: what it asks for, and how much there is to do."""
+
+    id: str
+    arrival_seconds: float
+    demand: int
+    steps: float  # of LINEAR jobs: seconds on the full demand
+    workload: str = LINEAR
+    node_size: int = 1
+    virtual_nodes: int = 0  # 0: as many as the demand
+    priority: float = 1.0
+    examples_per_epoch: int = 0  # 0: unknown
+    opportunistic: bool = False  # may run beside others, without a claim to devices of its own
+
+    def __post_init__(self) -> None:
+        if self.demand < 1 or not self.steps > 0 or not self.priority > 0 or self.node_size < 1:
+            raise ConfigError(
+                f"job {self.id}: its demand ({self.demand}), steps ({self.steps}), priority ({self.priority}) and "
+                f"node size ({self.node_size}) must all be above 0"
+            )
+        if self.virtual_nodes == 0:
+            object.__setattr__(self, "virtual_nodes", self.demand)
+        elif self.virtual_nodes < self.demand:
+            raise ConfigError(
+                f"job {self.id} asks for {self.demand} devices but has {self.virtual_nodes} virtual nodes: "
+                "each device needs at least one"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        return self.node_size * self.virtual_nodes
+
+
+@dataclass(slots=True, eq=False)
+class JobState:
+    """A job in the cluster. Policies read it; only the scheduler changes it."""
+
+    job: Job
+    devices: tuple[str, ...] = ()  # its placement; empty while it waits
+    counts: Mapping[str, int] = field(default_factory=dict)  # devices by type
+    host: str | None = None  # the job whose devices it shares, if it has none of its own
+    guests: tuple[str, ...] = ()  # jobs that share its devices
+    started_seconds: float | None = None  # when it first got devices
+    changed_seconds: float = field(init=False)  # when its allocation last changed, or when it arrived
+    steps_done: float = 0.0  # as last reported: see Policy.needs_progress
+    _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _device_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def __post_init__(self) -> None:
+        self.changed_seconds = self.job.arrival_seconds
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def allocation(self) -> int:
+        """How many devices it has, of all types; shared ones count too."""
+        return len(self.devices)
+
+    @property
+    def steps_left(self) -> float:
+        return max(0.0, self.job.steps - self.steps_done)
+
+    def seconds_on(self, device_type: str, now: float) -> float:
+        """How long it has had devices of that type."""
+        running = now - self.changed_seconds if self.counts.get(device_type) else 0.0
+        return self._seconds.get(device_type, 0.0) + running
+
+    def attained(self, now: float) -> float:
+        """Its service so far, in device-seconds over all types."""
+        return sum(self._device_seconds.values()) + self.allocation * (now - self.changed_seconds)
+
+    def change(self, now: float, devices: tuple[str, ...], counts: Mapping[str, int], host: str | None) -> None:
+        """Book the service under the old allocation, and take on the new one."""
+        passed = now - self.changed_seconds
+        for device_type, count in self.counts.items():
+            self._seconds[device_type] += passed
+            self._device_seconds[device_type] += count * passed
+        self.devices, self.counts, self.host, self.changed_seconds = devices, counts, host, now
+        if devices and self.started_seconds is None:
+            self.started_seconds = now
+
+
+def pools_of(counts: Mapping[str, int], machine_sizes: Mapping[str, tuple[int, ...]]) -> tuple[Pool, ...]:
+    """So many devices of each type on as few machines as the cluster's sizes allow: what a policy may hope for."""
+    pools = []
+    for device_type, count in counts.items():
+        left, used = count, []
+        for size in machine_sizes[device_type]:
+            if left <= 0:
+                break
+            used.append(min(size, left))
+            left -= used[-1]
+        if count:
+            pools.append(Pool(device_type, tuple(used)))
+    return tuple(pools)

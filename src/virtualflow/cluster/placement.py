@@ -1,0 +1,162 @@
+"""Which concrete devices: few machines for a job, and it keeps those it has.
+
+Free devices are kept by machine, and machines by how many of them are free, so that finding room costs the same in
+small and in large clusters.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from virtualflow.core.devices import Pool, names_of
+from virtualflow.errors import ConfigError
+
+
+class Placement:
+    """The devices of a cluster: who is free, and on which machine each one is."""
+
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        self.machine_sizes = {pool.device_type: pool.machines for pool in pools}
+        self._machine: dict[str, int] = {}  # device -> machine
+        self._place: dict[str, int] = {}  # device -> position, for a stable order
+        self._type: list[str] = []  # machine -> device type
+        self._free: list[list[str]] = []  # machine -> free devices, the first one last
+        self._room: list[int] = []  # machine -> how many are free
+        self._rooms: dict[str, _Rooms] = {}
+        self.free: dict[str, int] = {}
+        self.capacity: dict[str, int] = {}
+        self.lost: set[str] = set()
+        names = iter(names_of(pools))
+        for pool in pools:
+            self._rooms[pool.device_type] = _Rooms()
+            self.free[pool.device_type] = self.capacity[pool.device_type] = pool.count
+            for size in pool.machines:
+                machine, devices = len(self._free), [next(names) for _ in range(size)]
+                for device in devices:
+                    self._place[device] = len(self._place)
+                    self._machine[device] = machine
+                self._type.append(pool.device_type)
+                self._free.append(devices[::-1])
+                self._room.append(size)
+                self._rooms[pool.device_type].put(machine, size)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(self._machine)
+
+    def machine_of(self, device: str) -> int:
+        return self._machine[device]
+
+    def type_of(self, device: str) -> str:
+        return self._type[self._machine[device]]
+
+    def counts(self, devices: Iterable[str]) -> dict[str, int]:
+        return dict(Counter(self.type_of(device) for device in devices))
+
+    def pools(self, devices: Sequence[str]) -> tuple[Pool, ...]:
+        """A job's devices by type and machine, as the solver takes them."""
+        if len(devices) == 1:
+            return (Pool(self.type_of(devices[0]), (1,)),)
+        machines: dict[str, list[int]] = {}
+        for machine, count in Counter(self._machine[device] for device in devices).items():
+            machines.setdefault(self._type[machine], []).append(count)
+        # In the cluster's order, so that equal placements are equal values.
+        return tuple(
+            Pool(name, tuple(sorted(machines[name], reverse=True))) for name in self._rooms if name in machines
+        )
+
+    def take(self, device_type: str, count: int, near: Sequence[str] = ()) -> list[str]:
+        """Free devices: on machines of *near* first, then on one machine if it can be, else on few."""
+        assert count <= self.free[device_type]
+        taken: list[str] = []
+        if near:
+            beside = Counter(m for device in near if self._type[m := self._machine[device]] == device_type)
+            for machine, _ in sorted(beside.items(), key=lambda entry: (-entry[1], entry[0])):
+                if len(taken) < count and self._free[machine]:
+                    taken += self._take_from(machine, count - len(taken))
+        while len(taken) < count:
+            taken += self._take_from(self._rooms[device_type].best(count - len(taken)), count - len(taken))
+        return taken
+
+    def give_back(self, devices: Iterable[str]) -> None:
+        for device in devices:
+            if device in self.lost:
+                continue
+            machine = self._machine[device]
+            self._move(machine, 1)
+            # Lowest name first, so that a placement depends on what is free and not on how it came to be.
+            bisect.insort(self._free[machine], device, key=lambda name: -self._place[name])
+
+    def to_release(self, devices: Sequence[str], device_type: str, count: int) -> list[str]:
+        """Which devices of a type a job gives up: those on the machines where it has the fewest."""
+        have = [device for device in devices if self.type_of(device) == device_type]
+        fewest = Counter(self._machine[device] for device in have)
+        have.sort(key=lambda device: (fewest[self._machine[device]], -self._place[device]))
+        return have[:count]
+
+    def lose(self, devices: Iterable[str]) -> None:
+        """Take devices out of the cluster; those that were in use are given back to no one."""
+        for device in devices:
+            machine = self._machine[device]
+            self.lost.add(device)
+            self.capacity[self._type[machine]] -= 1
+            if device in self._free[machine]:
+                self._free[machine].remove(device)
+                self._move(machine, -1)
+
+    def join(self, devices: Iterable[str]) -> None:
+        for device in devices:
+            if device not in self.lost:
+                raise ConfigError(f"device {device} is not missing from the cluster")
+            self.lost.remove(device)
+            self.capacity[self.type_of(device)] += 1
+            self.give_back([device])
+
+    def in_order(self, devices: Iterable[str]) -> tuple[str, ...]:
+        return tuple(sorted(devices, key=self._place.__getitem__))
+
+    def _take_from(self, machine: int, most: int) -> list[str]:
+        devices = self._free[machine]
+        count = min(most, len(devices))
+        self._move(machine, -count)
+        taken = devices[len(devices) - count :][::-1]
+        del devices[len(devices) - count :]
+        return taken
+
+    def _move(self, machine: int, change: int) -> None:
+        """Note that a machine is about to have more or fewer free devices."""
+        device_type, room = self._type[machine], self._room[machine]
+        self._rooms[device_type].drop(machine, room)
+        self._rooms[device_type].put(machine, room + change)
+        self._room[machine] = room + change
+        self.free[device_type] += change
+
+
+class _Rooms:
+    """Machines of one type by how many of their devices are free."""
+
+    def __init__(self) -> None:
+        self._machines: dict[int, dict[int, None]] = {}  # free devices -> machines, in the order they got there
+        self._sizes: list[int] = []  # the keys above that have machines, sorted
+
+    def put(self, machine: int, room: int) -> None:
+        if room:
+            if room not in self._machines:
+                self._machines[room] = {}
+                bisect.insort(self._sizes, room)
+            self._machines[room][machine] = None
+
+    def drop(self, machine: int, room: int) -> None:
+        if room:
+            del self._machines[room][machine]
+            if not self._machines[room]:
+                del self._machines[room]
+                self._sizes.remove(room)
+
+    def best(self, wanted: int) -> int:
+        """The machine that *wanted* devices fill best, or the emptiest if none has that many free."""
+        place = bisect.bisect_left(self._sizes, wanted)
+        room = self._sizes[min(place, len(self._sizes) - 1)]
+        return next(iter(self._machines[room]))

@@ -1,0 +1,1 @@
+"""Scheduling policies, one small file each. See ``base.py`` for what they are."""

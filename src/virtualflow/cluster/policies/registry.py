@@ -1,0 +1,40 @@
+"""Policies by name: ours, and those that other packages plug in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from virtualflow.cluster.policies.base import Options, Policy
+from virtualflow.errors import ConfigError
+
+GROUP = "virtualflow.policies"
+BUILT_IN = {  # name -> module and class; imported when asked for, since some need scipy
+    "wfs": "virtualflow.cluster.policies.wfs:Wfs",
+    "sjf": "virtualflow.cluster.policies.wfs:Sjf",
+    "srtf": "virtualflow.cluster.policies.wfs:Srtf",
+    "priority": "virtualflow.cluster.policies.priority:Priority",
+    "fifo": "virtualflow.cluster.policies.fifo:Fifo",
+}
+
+
+def names() -> list[str]:
+    return [*BUILT_IN, *sorted(entry.name for entry in entry_points(group=GROUP) if entry.name not in BUILT_IN)]
+
+
+def make(name: str, options: Options = Options()) -> Policy:  # noqa: B008, frozen
+    """A fresh policy of that name."""
+    return _factory(name)(options)
+
+
+def _factory(name: str) -> Callable[[Options], Policy]:
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        factory: Callable[[Options], Policy] = getattr(import_module(module), attribute)
+        return factory
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            loaded: Callable[[Options], Policy] = entry.load()
+            return loaded
+    raise ConfigError(f"there is no policy {name!r}. There are {', '.join(names())}.")

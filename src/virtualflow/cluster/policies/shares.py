@@ -1,0 +1,124 @@
+"""Dividing devices by weight, in whole numbers: each claim gets at least 1 and at most its demand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from virtualflow.errors import ConfigError
+
+DIGITS = 9  # remainders that differ by less are equal: the rest is rounding
+
+
+class Claim(NamedTuple):
+    """One job's claim. Of equal ones, the earlier arrival is served first."""
+
+    weight: float
+    arrival_seconds: float
+    demand: int
+
+
+Split = Callable[[Sequence[Claim], int], list[int]]
+
+
+def rounding(name: str) -> Split:
+    """How shares become whole numbers: ``any`` number, or ``pow2``."""
+    if name not in _ROUNDINGS:
+        raise ConfigError(f"--round {name}: expected one of {', '.join(_ROUNDINGS)}")
+    return _ROUNDINGS[name]
+
+
+def largest_remainder(claims: Sequence[Claim], devices: int) -> list[int]:
+    """Fair shares rounded down, and the devices left over to the largest remainders."""
+    if sum(claim.demand for claim in claims) <= devices:
+        return [claim.demand for claim in claims]
+    exact = fair(claims, devices)
+    whole = [int(share + 0.5 * 10**-DIGITS) for share in exact]
+    left = devices - sum(whole)
+    order = sorted(
+        (place for place, share in enumerate(exact) if share > whole[place]),
+        key=lambda place: (
+            -round(exact[place] - whole[place], DIGITS),
+            -claims[place].weight,
+            claims[place].arrival_seconds,
+        ),
+    )
+    for place in order[:left]:
+        whole[place] += 1
+    return whole
+
+
+def fair(claims: Sequence[Claim], devices: int) -> list[float]:
+    """The shares ``min(demand, max(1, level x weight))`` at the level where they add up to all devices."""
+    # The sum grows with the level, at a slope that changes where a claim leaves 1 and where it meets its demand.
+    bends = [(1 / claim.weight, claim.weight) for claim in claims if claim.demand > 1]
+    bends += [(claim.demand / claim.weight, -claim.weight) for claim in claims if claim.demand > 1]
+    bends.sort()
+    total, slope, level = float(len(claims)), 0.0, 0.0
+    for at, change in bends:
+        if total + slope * (at - level) >= devices:
+            break
+        total += slope * (at - level)
+        level, slope = at, slope + change
+    if total < devices and slope > 0:
+        level += (devices - total) / slope
+    return [min(float(claim.demand), max(1.0, level * claim.weight)) for claim in claims]
+
+
+def powers_of_two(claims: Sequence[Claim], devices: int) -> list[int]:
+    """The paper's author's rule: powers of two, at least 1, unless the demand itself can be met.
+
+    If that is too many, the lowest priorities are halved first; if devices are left, the highest are doubled first.
+    """
+    result = [0] * len(claims)
+    open_places, left = list(range(len(claims))), devices
+    while open_places:
+        weights = sum(claims[place].weight for place in open_places)
+        given = {place: _power_below(left * claims[place].weight / weights) for place in open_places}
+        _halve(given, sorted(open_places, key=lambda place: claims[place].weight), left)
+        met = [place for place in open_places if given[place] >= claims[place].demand]
+        for place in met or open_places:
+            result[place] = min(given[place], claims[place].demand)
+            left -= result[place]
+        open_places = [place for place in open_places if place not in set(met)] if met else []
+    for place in sorted(range(len(claims)), key=lambda place: -claims[place].weight):
+        while left >= result[place] and 2 * result[place] <= claims[place].demand:
+            left -= result[place]
+            result[place] *= 2
+    return result
+
+
+def _power_below(share: float) -> int:
+    return int(2 ** math.floor(math.log2(max(1.0, share))))
+
+
+def _halve(given: dict[int, int], order: Sequence[int], devices: int) -> None:
+    total = sum(given.values())
+    for place in order:
+        while total > devices and given[place] > 1:
+            given[place] //= 2
+            total -= given[place]
+
+
+def protect(claims: Sequence[Claim], before: Sequence[int], after: list[int]) -> None:
+    """Where a claim of higher weight shrinks while one of lower weight grows, take that back as far as it goes.
+
+    Shares never make this happen, but rounding them does, and so does a job that took what the others left over.
+    """
+    losers = [place for place in range(len(claims)) if after[place] < before[place]]
+    if not losers:
+        return
+    losers.sort(key=lambda place: -claims[place].weight)
+    winners = [place for place in range(len(claims)) if after[place] > max(1, before[place])]
+    winners.sort(key=lambda place: claims[place].weight)
+    for loser in losers:
+        for winner in winners:
+            if claims[winner].weight >= claims[loser].weight:
+                break
+            moved = min(before[loser] - after[loser], after[winner] - max(1, before[winner]))
+            after[loser] += moved
+            after[winner] -= moved
+
+
+_ROUNDINGS: dict[str, Split] = {"any": largest_remainder, "pow2": powers_of_two}

@@ -1,0 +1,110 @@
+"""Elastic weighted fair sharing: the paper's Algorithm 1.
+
+Running jobs expand into what is free; then jobs are admitted from the queue, one after another, while no running job of
+higher priority loses a device by it. Shares are by weight, at least 1, capped at the demand, and what that leaves over
+is shared again. A job's weight is its priority: a number of its own (``wfs``), or how short it is as a whole (``sjf``)
+or from here on (``srtf``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from virtualflow.cluster.job import JobState
+from virtualflow.cluster.policies import shares
+from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
+from virtualflow.cluster.policies.shares import Claim
+from virtualflow.cluster.snapshot import Snapshot
+
+
+class Wfs(Policy):
+    """Priorities are the jobs' own."""
+
+    name = "wfs"
+
+    def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
+        super().__init__(options)
+        self._split = shares.rounding(options.round)
+        self._any_number = options.round == "any"
+
+    def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
+        return (-self.weight(state, snapshot), state.job.arrival_seconds)
+
+    def weight(self, state: JobState, snapshot: Snapshot) -> float:
+        """Its priority: the larger, the more devices, and the earlier its turn."""
+        return state.job.priority
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        grants = self._room_for_all(snapshot)
+        return Decision(self._shared(snapshot) if grants is None else grants)
+
+    def _room_for_all(self, snapshot: Snapshot) -> dict[str, Grant] | None:
+        """Everyone's full demand, if there are devices for that: what the shares would come to, found at once."""
+        if snapshot.lacking or not self._any_number:
+            return None
+        grants, idle = {}, snapshot.idle
+        for state in snapshot.queue:
+            idle -= state.job.demand
+            if idle < 0:
+                return None
+            grants[state.id] = Grant.of(state.job.demand)
+        return grants
+
+    def _shared(self, snapshot: Snapshot) -> dict[str, Grant]:
+        devices = snapshot.devices
+        states = list(snapshot.running.values())
+        claims = [self._claim(state, snapshot) for state in states]
+        if len(states) > devices:  # some devices were lost: the last in line wait
+            order = sorted(range(len(states)), key=lambda place: (-claims[place].weight, claims[place].arrival_seconds))
+            states, claims = [states[place] for place in order], [claims[place] for place in order]
+        suspended, states, claims = states[devices:], states[:devices], claims[:devices]
+        held = self._fit(claims, [state.allocation for state in states], devices)
+        for state in snapshot.queue:
+            if len(claims) == devices or suspended:
+                break
+            candidate = self._claim(state, snapshot)
+            shared = self._fit([*claims, candidate], [*held, 0], devices)
+            if any(
+                claim.weight > candidate.weight and new < old
+                for claim, new, old in zip(claims, shared, held, strict=False)
+            ):
+                break
+            states.append(state)
+            claims.append(candidate)
+            held = shared
+        grants = {state.id: NOTHING for state in suspended}
+        for state, devices_now in zip(states, held, strict=True):
+            if devices_now != state.allocation:
+                grants[state.id] = Grant.of(devices_now)
+        return grants
+
+    def _claim(self, state: JobState, snapshot: Snapshot) -> Claim:
+        return Claim(self.weight(state, snapshot), state.job.arrival_seconds, state.job.demand)
+
+    def _fit(self, claims: Sequence[Claim], before: Sequence[int], devices: int) -> list[int]:
+        if not claims:
+            return []
+        after = self._split(claims, devices)
+        if self._any_number:
+            shares.protect(claims, before, after)
+        return after
+
+
+class Sjf(Wfs):
+    """Shortest job first: a job's weight falls with the time that it takes as a whole, on its full demand."""
+
+    name = "sjf"
+
+    def weight(self, state: JobState, snapshot: Snapshot) -> float:
+        return snapshot.fastest(state.job) / state.job.steps
+
+
+class Srtf(Wfs):
+    """Shortest remaining time first: a job's weight grows as its end comes near."""
+
+    name = "srtf"
+    needs_progress = True
+
+    def weight(self, state: JobState, snapshot: Snapshot) -> float:
+        return snapshot.fastest(state.job) / max(1.0, state.steps_left)

@@ -1,0 +1,148 @@
+"""The brain: one door, no clock, no I/O. A simulator drives it in virtual time, a manager on the wall clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from virtualflow.cluster.assignment import Assignment
+from virtualflow.cluster.job import JobState
+from virtualflow.cluster.messages import (
+    Action,
+    DevicesJoined,
+    DevicesLost,
+    Event,
+    JobArrived,
+    JobEnded,
+    Progress,
+    Suspend,
+    WakeAt,
+    Woken,
+)
+from virtualflow.cluster.placement import Placement
+from virtualflow.cluster.policies.base import Policy
+from virtualflow.cluster.queue import Queue
+from virtualflow.cluster.snapshot import Snapshot
+from virtualflow.cluster.throughput import Throughput
+from virtualflow.core.devices import Pool
+from virtualflow.errors import ConfigError, PolicyError
+
+
+class Scheduler:
+    """Keeps jobs, devices and the queue, and asks its policy what should change."""
+
+    def __init__(self, pools: Sequence[Pool], policy: Policy, throughput: Throughput) -> None:
+        self.placement = Placement(pools)
+        self.policy = policy
+        self._throughput = throughput
+        self._assignment = Assignment(self.placement, throughput, restarts=policy.restarts)
+        self._states: dict[str, JobState] = {}
+        self._queue = Queue()
+        self._now = -math.inf
+        self._round: float | None = None  # the time of the next one, if the policy has rounds and one is asked for
+        self._jobs_changed = False
+
+    def handle(self, event: Event) -> list[Action]:
+        """Apply *event*; return what must change. Reads no clock."""
+        if event.seconds < self._now:
+            raise ConfigError(f"time runs backwards: an event at {event.seconds} s after one at {self._now} s")
+        self._now = event.seconds
+        if isinstance(event, Progress):
+            for job_id, steps in event.steps_done.items():
+                self._states[job_id].steps_done = steps
+            return []
+        actions = self._apply(event)
+        if self.policy.round_seconds is None:
+            return actions + self._decide()
+        return actions + self._in_rounds(event, self.policy.round_seconds)
+
+    @property
+    def jobs(self) -> dict[str, JobState]:
+        """All jobs that have not ended, by id."""
+        return self._states
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            now=self._now,
+            capacity=self.placement.capacity,
+            free=self.placement.free,
+            running=self._assignment.running,
+            queue=self._queue,
+            lacking=self._assignment.lacking,
+            throughput=self._throughput,
+            machine_sizes=self.placement.machine_sizes,
+            jobs_changed=self._jobs_changed,
+        )
+
+    def _apply(self, event: Event) -> list[Action]:
+        actions: list[Action] = []
+        if isinstance(event, JobArrived):
+            self._arrived(event)
+        elif isinstance(event, JobEnded):
+            state = self._states.pop(event.job_id)
+            self._jobs_changed = True
+            if event.job_id in self._queue:
+                self._queue.remove(event.job_id)
+            else:
+                actions = self._assignment.end(self._now, state)
+        elif isinstance(event, DevicesLost):
+            actions = self._queue_suspended(self._assignment.lose(self._now, event.devices))
+        elif isinstance(event, DevicesJoined):
+            self.placement.join(event.devices)
+        return actions
+
+    def _arrived(self, event: JobArrived) -> None:
+        job = event.job
+        if job.id in self._states:
+            raise ConfigError(f"there are two jobs called {job.id}")
+        if not any(self._throughput.usable(job, name) for name in self.placement.machine_sizes):
+            types = ", ".join(self.placement.machine_sizes)
+            raise ConfigError(
+                f"job {job.id} ({job.workload}, node size {job.node_size}) can run on no device of this cluster "
+                f"({types}): there is no profile, or its virtual nodes are too large for their memory"
+            )
+        state = JobState(job)
+        state.changed_seconds = self._now
+        self._states[job.id] = state
+        self._jobs_changed = True
+        self._queue.add(self.policy.order(state, self.snapshot()), state)
+
+    def _in_rounds(self, event: Event, round_seconds: float) -> list[Action]:
+        """Decide when a round begins, and see to it that there is a next one while there are jobs."""
+        actions: list[Action] = []
+        if isinstance(event, Woken) and self._round is not None and event.seconds >= self._round:
+            self._round = None
+            actions = self._decide()
+        if self._round is None and self._states:
+            just_had_one = isinstance(event, Woken)
+            rounds = math.floor(self._now / round_seconds) + 1 if just_had_one else math.ceil(self._now / round_seconds)
+            self._round = rounds * round_seconds
+            actions.append(WakeAt(self._round))
+        return actions
+
+    def _decide(self) -> list[Action]:
+        decision = self.policy.allocate(self.snapshot())
+        self._jobs_changed = False
+        grants = []
+        for job_id, grant in decision.grants.items():
+            if job_id not in self._states:
+                raise PolicyError(f"policy {self.policy.name} granted devices to job {job_id}, which is not there")
+            state = self._states[job_id]
+            if job_id in self._queue and grant.counts:
+                self._queue.remove(job_id)
+            grants.append((state, grant))
+        try:
+            actions = self._assignment.apply(self._now, grants) if grants else []
+        except PolicyError as error:
+            raise PolicyError(f"{self.policy.name}: {error}") from None
+        actions = self._queue_suspended(actions)
+        if decision.wake_seconds is not None:
+            actions.append(WakeAt(decision.wake_seconds))
+        return actions
+
+    def _queue_suspended(self, actions: list[Action]) -> list[Action]:
+        for action in actions:
+            if isinstance(action, Suspend):
+                state = self._states[action.job_id]
+                self._queue.add(self.policy.order(state, self.snapshot()), state)
+        return actions

@@ -1,0 +1,57 @@
+"""The cluster as a policy sees it at one moment. A view, valid until the policy returns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from virtualflow.cluster.job import Job, JobState, pools_of
+from virtualflow.cluster.queue import Queue
+from virtualflow.cluster.throughput import Speed, Throughput
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Running and waiting jobs, devices, and what is known of speeds."""
+
+    now: float  # seconds
+    capacity: Mapping[str, int]  # devices by type, lost ones left out; types in the order they were given
+    free: Mapping[str, int]  # of those, the ones that no job has
+    running: Mapping[str, JobState]  # jobs with devices, by id, in the order they got them
+    queue: Queue  # jobs without, in the policy's order: the first few are cheap to look at
+    lacking: int  # devices that running jobs ask for beyond what they have
+    throughput: Throughput
+    machine_sizes: Mapping[str, tuple[int, ...]]
+    jobs_changed: bool  # whether a job came or ended since the policy was last asked
+
+    @property
+    def devices(self) -> int:
+        return sum(self.capacity.values())
+
+    @property
+    def idle(self) -> int:
+        return sum(self.free.values())
+
+    def jobs(self) -> Iterator[JobState]:
+        """All jobs, running ones first."""
+        return itertools.chain(self.running.values(), self.queue)
+
+    def speed(self, job: Job, counts: Mapping[str, int]) -> Speed:
+        """Of a job on so many devices of each type, on as few machines as they fit."""
+        return self.throughput.speed(job, pools_of(counts, self.machine_sizes))
+
+    def steps_per_second(self, job: Job, device_type: str, count: int | None = None) -> float:
+        """On *count* devices of one type, the demand if not given; 0 where it cannot run."""
+        wanted = min(job.demand if count is None else count, sum(self.machine_sizes[device_type]))
+        if not wanted or not self.throughput.usable(job, device_type):
+            return 0.0
+        return self.speed(job, {device_type: wanted}).steps_per_second
+
+    def seconds_left(self, state: JobState) -> float:
+        """On its full demand, of the first type that has it. Needs `Policy.needs_progress` to be up to date."""
+        return state.steps_left / self.fastest(state.job)
+
+    def fastest(self, job: Job) -> float:
+        """Steps a second on its full demand, of the type where that is fastest."""
+        return max(self.steps_per_second(job, device_type) for device_type in self.machine_sizes)

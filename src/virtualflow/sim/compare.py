@@ -1,0 +1,113 @@
+"""Several policies on the same traces, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from virtualflow.cluster.policies import registry
+from virtualflow.cluster.policies.base import Options
+from virtualflow.cluster.throughput import Throughput
+from virtualflow.core.devices import Pool
+from virtualflow.sim import metrics
+from virtualflow.sim.costs import Costs
+from virtualflow.sim.engine import Report, simulate
+from virtualflow.sim.generate import again
+from virtualflow.sim.metrics import Interval
+from virtualflow.sim.result import Run
+from virtualflow.sim.trace import Trace
+
+Intervals = Mapping[str, Interval]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """All that is the same for every policy."""
+
+    pools: tuple[Pool, ...]
+    throughput: Throughput
+    costs: Costs
+    options: Options = Options()  # noqa: RUF009, frozen
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One policy: its first run, and its figures over all seeds."""
+
+    run: Run
+    intervals: Intervals
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **{name: each.mean for name, each in self.intervals.items()},
+            "intervals": {
+                name: each.half_width for name, each in self.intervals.items() if each.half_width is not None
+            },
+            "jobs": [
+                {
+                    "id": job.job.id,
+                    "arrival_seconds": job.job.arrival_seconds,
+                    "start_seconds": job.start_seconds,
+                    "end_seconds": job.end_seconds,
+                    "resizes": job.resizes,
+                }
+                for job in sorted(self.run.jobs, key=lambda job: (job.job.arrival_seconds, job.job.id))
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    policies: Mapping[str, Outcome]
+
+
+def compare(
+    trace: Trace, names: Sequence[str], setting: Setting, seeds: int = 1, report: Report | None = None
+) -> Comparison:
+    """Each policy on the trace and on *seeds* - 1 others like it."""
+    traces = [again(trace, seed) for seed in range(seeds)]
+    outcomes = {}
+    for name in names:
+        runs = [
+            simulate(
+                each.jobs,
+                setting.pools,
+                registry.make(name, setting.options),
+                setting.throughput,
+                setting.costs,
+                report=report,
+            )
+            for each in traces
+        ]
+        outcomes[name] = Outcome(runs[0], metrics.intervals([metrics.of(run) for run in runs]))
+    return Comparison(outcomes)
+
+
+def _seconds(name: str) -> Callable[[Intervals], str]:
+    return lambda found: f"{found[name].mean:,.0f}{_half(found[name], ',.0f')}"
+
+
+def _share(name: str) -> Callable[[Intervals], str]:
+    return lambda found: f"{found[name].mean:.1%}{_half(found[name], '.1%')}"
+
+
+def _number(name: str, spec: str) -> Callable[[Intervals], str]:
+    return lambda found: f"{found[name].mean:{spec}}{_half(found[name], spec)}"
+
+
+def _half(each: Interval, spec: str) -> str:
+    return "" if each.half_width is None else f" ± {each.half_width:{spec}}"
+
+
+COLUMNS: tuple[tuple[str, Callable[[Intervals], str]], ...] = (
+    ("average JCT, s", _seconds("average_jct_seconds")),
+    ("median", _seconds("median_jct_seconds")),
+    ("99th", _seconds("tail_jct_seconds")),
+    ("makespan, s", _seconds("makespan_seconds")),
+    ("median queueing, s", _seconds("median_queueing_seconds")),
+    ("utilisation", _share("utilization")),
+    ("productive", _share("productive")),
+    ("resizes", _number("resizes", ",.0f")),
+    ("fairness", _number("fairness", ".2f")),
+)

@@ -1,0 +1,32 @@
+"""What starting, resizing and restarting cost. Settings, with the paper's and our own figures by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virtualflow.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds. While a job grows in the background, its old devices go on working and its new ones do not yet."""
+
+    name: str
+    boot: float = 0.0  # a new job, before its first step
+    resume: float = 0.0  # a suspended one, before its next step
+    shrink: float = 0.0  # a pause
+    grow: float = 0.0  # in the background
+    grow_pause: float = 0.0  # when the new devices take part
+    restart: float = 0.0  # from a checkpoint, for policies that cannot resize
+
+
+PAPER = Costs("paper", boot=86.0, resume=86.0, shrink=0.7, grow=78.0, restart=86.0)
+MEASURED = Costs("measured", boot=1.0, resume=1.0, shrink=0.04, grow=1.0, grow_pause=0.04, restart=1.0)
+NONE = Costs("none")
+BY_NAME = {costs.name: costs for costs in (PAPER, MEASURED, NONE)}
+
+
+def named(name: str) -> Costs:
+    if name not in BY_NAME:
+        raise ConfigError(f"--costs {name}: expected one of {', '.join(BY_NAME)}")
+    return BY_NAME[name]

@@ -1,0 +1,82 @@
+"""The figures by which schedulers are compared, and their intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from virtualflow.sim.result import Run
+
+# Two-sided 95% quantiles of Student's t, by degrees of freedom; beyond, the normal one is close enough.
+# fmt: off
+STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)
+# fmt: on
+NORMAL = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Of one run. JCT is the job completion time: from arrival to end."""
+
+    average_jct_seconds: float
+    median_jct_seconds: float
+    tail_jct_seconds: float  # the 99th percentile
+    makespan_seconds: float  # from the first arrival to the last end
+    average_queueing_seconds: float
+    median_queueing_seconds: float
+    utilization: float  # assigned device-seconds, of all
+    productive: float  # those in which devices computed, of all
+    resizes: int
+    fairness: float  # Jain's index of slowdowns: 1 if every job is slowed down alike
+
+
+def of(run: Run) -> Metrics:
+    jcts = sorted(job.jct_seconds for job in run.jobs)
+    waits = sorted(job.queueing_seconds for job in run.jobs)
+    accounts = run.accounts
+    return Metrics(
+        average_jct_seconds=math.fsum(jcts) / len(jcts),
+        median_jct_seconds=upper_median(jcts),
+        tail_jct_seconds=jcts[math.ceil(0.99 * len(jcts)) - 1],
+        makespan_seconds=accounts.end_seconds - accounts.start_seconds,
+        average_queueing_seconds=math.fsum(waits) / len(waits),
+        median_queueing_seconds=upper_median(waits),
+        utilization=accounts.spent.assigned / accounts.total if accounts.total else 0.0,
+        productive=accounts.spent.productive / accounts.total if accounts.total else 0.0,
+        resizes=sum(job.resizes for job in run.jobs),
+        fairness=jain([job.jct_seconds / job.alone_seconds for job in run.jobs]),
+    )
+
+
+def upper_median(ordered: Sequence[float]) -> float:
+    """Of an even number, the larger of the two in the middle: what the paper calls the median."""
+    return ordered[len(ordered) // 2]
+
+
+def jain(values: Sequence[float]) -> float:
+    return math.fsum(values) ** 2 / (len(values) * math.fsum(value * value for value in values))
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over seeds, and half the width of its 95% confidence interval; one seed has none."""
+
+    mean: float
+    half_width: float | None
+
+
+def interval(values: Sequence[float]) -> Interval:
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return Interval(mean, None)
+    quantile = STUDENT[len(values) - 2] if len(values) - 2 < len(STUDENT) else NORMAL
+    return Interval(mean, quantile * statistics.stdev(values) / math.sqrt(len(values)))
+
+
+def intervals(runs: Sequence[Metrics]) -> dict[str, Interval]:
+    return {each.name: interval([float(getattr(run, each.name)) for run in runs]) for each in fields(Metrics)}
