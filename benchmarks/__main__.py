@@ -14,6 +14,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "memory": ("benchmarks.memory", {}),
     "scaling": ("benchmarks.scaling", {}),
     "elastic": ("benchmarks.elastic", {}),
+    "mixed": ("benchmarks.mixed", {}),
     "paper": ("benchmarks.paper", {}),
 }
 
