@@ -19,6 +19,7 @@ from virtualflow.core.membership import home, new_job_id
 from virtualflow.core.profile import Communication, Point, Profile, Workload
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.runtime.folder import JobFolder, JobSpec
+from virtualflow.runtime.local import LocalBackend
 from virtualflow.runtime.output import LeadOutput
 from virtualflow.runtime.serve import run_job
 
@@ -63,22 +64,22 @@ def profile(
     if (device_type is None) == (devices is None):
         raise ConfigError("give either --device-type TYPE, or --devices with all types that are here")
     known = devices_of(devices or f"{device_type}:1", device_file, emulate, time_scale)
-    bench = _Bench(script, tuple(arguments or ()), known)
     limit = _bytes(memory_limit) if memory_limit else None
-    folder = output or profiles_of(str(script))
-    folder.mkdir(parents=True, exist_ok=True)
+    want = {"what": "node sizes", "largest": largest, "seconds": 60 * minutes, "memory_limit": limit}
     console = Console(stderr=True, highlight=False)
     costs = Communication()
-    if communication and len(known.names) > 1:
-        costs = Communication(by_devices=tuple(bench.communication(console)))
+    with LocalBackend() as backend:
+        bench = _Bench(script, tuple(arguments or ()), known, backend)
+        if communication and len(known.names) > 1:
+            costs = Communication(by_devices=tuple(bench.communication(console)))
+        results = {pool.device_type: bench.measured(pool.device_type, want, console) for pool in known.pools}
+    folder = output or profiles_of(str(script))
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for pool in known.pools:
-        want = {"what": "node sizes", "largest": largest, "seconds": 60 * minutes, "memory_limit": limit}
-        result = bench.measured(pool.device_type, want, console)
-        made = _profile(pool.device_type, result)
-        workload = Workload(script.stem, {pool.device_type: made}, costs)
-        path = folder / f"{re.sub(r'[^A-Za-z0-9.@_-]', '_', pool.device_type)}.json"
-        path.write_text(json.dumps(profiles.to_json(workload), indent=1) + "\n")
+    for name, result in results.items():
+        made = _profile(name, result)
+        path = folder / f"{re.sub(r'[^A-Za-z0-9.@_-]', '_', name)}.json"
+        path.write_text(json.dumps(profiles.to_json(Workload(script.stem, {name: made}, costs)), indent=1) + "\n")
         written.append((path, made, result))
     if as_json:
         print(json.dumps([profiles.to_json(profiles.read(path)) for path, _, _ in written], indent=1))
@@ -101,10 +102,11 @@ def profile(
 class _Bench:
     """Runs the script as small jobs that are measured."""
 
-    def __init__(self, script: Path, arguments: tuple[str, ...], devices: Devices) -> None:
+    def __init__(self, script: Path, arguments: tuple[str, ...], devices: Devices, backend: LocalBackend) -> None:
         self._script = script
         self._arguments = arguments
         self._devices = devices
+        self._backend = backend
 
     def measured(self, device_type: str, want: dict[str, Any], console: Console) -> dict[str, Any]:
         """Node sizes on one device of a type, with a line for each as it comes."""
@@ -163,7 +165,8 @@ class _Bench:
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
         folder.create(job)
-        outcome = run_job(folder, LeadOutput() if sys.stdout.isatty() else None, lambda: look(folder))
+        shown = LeadOutput() if sys.stdout.isatty() else None
+        outcome = run_job(folder, shown, lambda: look(folder), backend=self._backend)
         result = folder.path / "profile.json"
         if outcome.code or not result.exists():
             reason = outcome.failure.text.strip() if outcome.failure else f"it ended with exit code {outcome.code}"

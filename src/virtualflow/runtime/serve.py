@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from virtualflow.core.membership import home
@@ -19,14 +20,15 @@ def run_job(
     sink: Sink | None = None,
     on_tick: Callable[[], None] = lambda: None,
     resume_from: Path | None = None,
+    backend: LocalBackend | None = None,
 ) -> Outcome:
-    """Run the job of *folder* to its end; a signal ends it and every worker."""
+    """Run the job of *folder* to its end; a signal ends it and every worker. *backend* is one that is open already."""
     job = folder.spec()
     output = Logged(folder.path / "logs", sink)
     try:
-        workers = LocalBackend(threads_per_device=job.threads_per_device)
-        with folder.locked(), interruptible() as interrupts, workers as backend:
-            coordinator = Coordinator(job, folder, backend, output, on_tick, resume_from)
+        own = LocalBackend(threads_per_device=job.threads_per_device) if backend is None else nullcontext(backend)
+        with folder.locked(), interruptible() as interrupts, own as workers:
+            coordinator = Coordinator(job, folder, workers, output, on_tick, resume_from)
             interrupts.on_notice = coordinator.notice
             outcome = coordinator.run()
         if outcome.failure is not None:
