@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from virtualflow.errors import ConfigError
@@ -33,29 +34,40 @@ def largest_remainder(claims: Sequence[Claim], devices: int) -> list[int]:
     """Fair shares rounded down, and the devices left over to the largest remainders."""
     if sum(claim.demand for claim in claims) <= devices:
         return [claim.demand for claim in claims]
-    exact = fair(claims, devices)
-    whole = [int(share + 0.5 * 10**-DIGITS) for share in exact]
-    left = devices - sum(whole)
-    order = sorted(
-        (place for place, share in enumerate(exact) if share > whole[place]),
-        key=lambda place: (
-            -round(exact[place] - whole[place], DIGITS),
-            -claims[place].weight,
-            claims[place].arrival_seconds,
-        ),
-    )
-    for place in order[:left]:
-        whole[place] += 1
-    return whole
+    # Jobs of equal weight and demand have equal shares, and in a large cluster most jobs are like many others.
+    kinds = Counter((claim.weight, claim.demand) for claim in claims)
+    exact = fair(kinds, devices)
+    whole = {kind: int(share + 0.5 * 10**-DIGITS) for kind, share in exact.items()}
+    left = devices - sum(whole[kind] * count for kind, count in kinds.items())
+    order: dict[tuple[float, float], list[tuple[float, int]]] = {}  # by remainder and weight
+    for kind, share in exact.items():
+        if share > whole[kind]:
+            order.setdefault((-round(share - whole[kind], DIGITS), -kind[0]), []).append(kind)
+    result = [whole[claim.weight, claim.demand] for claim in claims]
+    for key in sorted(order):
+        alike = set(order[key])
+        places = [place for place, claim in enumerate(claims) if (claim.weight, claim.demand) in alike]
+        places.sort(key=lambda place: claims[place].arrival_seconds)
+        for place in places[:left]:
+            result[place] += 1
+        left -= min(left, len(places))
+        if not left:
+            break
+    return result
 
 
-def fair(claims: Sequence[Claim], devices: int) -> list[float]:
-    """The shares ``min(demand, max(1, level x weight))`` at the level where they add up to all devices."""
+def fair(kinds: Mapping[tuple[float, int], int], devices: int) -> dict[tuple[float, int], float]:
+    """The shares ``min(demand, max(1, level x weight))`` at the level where they add up to all devices.
+
+    *kinds* counts the claims by weight and demand.
+    """
     # The sum grows with the level, at a slope that changes where a claim leaves 1 and where it meets its demand.
-    bends = [(1 / claim.weight, claim.weight) for claim in claims if claim.demand > 1]
-    bends += [(claim.demand / claim.weight, -claim.weight) for claim in claims if claim.demand > 1]
+    bends: list[tuple[float, float]] = []
+    for (weight, demand), count in kinds.items():
+        if demand > 1:
+            bends += [(1 / weight, weight * count), (demand / weight, -weight * count)]
     bends.sort()
-    total, slope, level = float(len(claims)), 0.0, 0.0
+    total, slope, level = float(sum(kinds.values())), 0.0, 0.0
     for at, change in bends:
         if total + slope * (at - level) >= devices:
             break
@@ -63,7 +75,7 @@ def fair(claims: Sequence[Claim], devices: int) -> list[float]:
         level, slope = at, slope + change
     if total < devices and slope > 0:
         level += (devices - total) / slope
-    return [min(float(claim.demand), max(1.0, level * claim.weight)) for claim in claims]
+    return {kind: min(float(kind[1]), max(1.0, level * kind[0])) for kind in kinds}
 
 
 def powers_of_two(claims: Sequence[Claim], devices: int) -> list[int]:

@@ -27,6 +27,7 @@ class Wfs(Policy):
         super().__init__(options)
         self._split = shares.rounding(options.round)
         self._any_number = options.round == "any"
+        self._known: dict[str, Claim] = {}
 
     def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
         return (-self.weight(state, snapshot), state.job.arrival_seconds)
@@ -54,19 +55,22 @@ class Wfs(Policy):
     def _shared(self, snapshot: Snapshot) -> dict[str, Grant]:
         devices = snapshot.devices
         states = list(snapshot.running.values())
-        claims = [self._claim(state, snapshot) for state in states]
+        claims = self._claims_of(states, snapshot)
+        suspended: list[JobState] = []
         if len(states) > devices:  # some devices were lost: the last in line wait
             order = sorted(range(len(states)), key=lambda place: (-claims[place].weight, claims[place].arrival_seconds))
-            states, claims = [states[place] for place in order], [claims[place] for place in order]
-        suspended, states, claims = states[devices:], states[:devices], claims[:devices]
-        held = self._fit(claims, [state.allocation for state in states], devices)
-        for state in snapshot.queue:
-            if len(claims) == devices or suspended:
+            suspended = [states[place] for place in order[devices:]]
+            states, claims = [states[place] for place in order[:devices]], [claims[place] for place in order[:devices]]
+        held = [state.allocation for state in states]
+        if snapshot.idle or suspended:
+            held = self._fit(claims, held, devices)
+        for state in () if suspended else snapshot.queue:
+            if len(claims) == devices:
                 break
             candidate = self._claim(state, snapshot)
             shared = self._fit([*claims, candidate], [*held, 0], devices)
             if any(
-                claim.weight > candidate.weight and new < old
+                new < old and claim.weight > candidate.weight
                 for claim, new, old in zip(claims, shared, held, strict=False)
             ):
                 break
@@ -74,10 +78,17 @@ class Wfs(Policy):
             claims.append(candidate)
             held = shared
         grants = {state.id: NOTHING for state in suspended}
-        for state, devices_now in zip(states, held, strict=True):
-            if devices_now != state.allocation:
-                grants[state.id] = Grant.of(devices_now)
+        for state, count in zip(states, held, strict=True):
+            if count != state.allocation:
+                grants[state.id] = Grant.of(count)
         return grants
+
+    def _claims_of(self, states: Sequence[JobState], snapshot: Snapshot) -> list[Claim]:
+        """Those of running jobs, which stay what they are unless weights depend on progress."""
+        known = {} if self.needs_progress else self._known
+        claims = [known.get(state.id) or self._claim(state, snapshot) for state in states]
+        self._known = {state.id: claim for state, claim in zip(states, claims, strict=True)}
+        return claims
 
     def _claim(self, state: JobState, snapshot: Snapshot) -> Claim:
         return Claim(self.weight(state, snapshot), state.job.arrival_seconds, state.job.demand)
