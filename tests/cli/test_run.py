@@ -126,7 +126,7 @@ def test_bad_options_get_clear_errors(tmp_path: Path) -> None:
     for options, message in (
         (["run", "missing.py"], "there is no script missing.py"),
         (["run", "--devices", "0", path], "a number from 1 on"),
-        (["run", "--devices", "two", path], "a number from 1 on"),
+        (["run", "--devices", "two", path], "from 1 on"),
         (["run", "--mapping", "a,b", path], "whole numbers"),
         (["run", "--device-type", "tpu", path], "auto, cpu or cuda"),
     ):

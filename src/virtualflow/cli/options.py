@@ -58,7 +58,8 @@ class Devices:
 
 def devices_of(text: str, file: Path | None, emulate: str | None, scale: float | None) -> Devices:
     """``--devices``, with what ``--device-file`` and ``--emulate`` say of their types."""
-    return devices_in(parse_pools(text) if not text.isdigit() else [Pool(CPU, (int(text),))], file, emulate, scale)
+    pools = [Pool(CPU, (len(device_names(text)),))] if text.isdigit() else parse_pools(text)
+    return devices_in(pools, file, emulate, scale)
 
 
 def devices_in(pools: Sequence[Pool], file: Path | None, emulate: str | None, scale: float | None) -> Devices:
