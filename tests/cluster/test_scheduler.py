@@ -1,0 +1,206 @@
+"""Events in, lists of actions out: no cluster, no clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from virtualflow.cluster.job import Job
+from virtualflow.cluster.messages import (
+    DevicesJoined,
+    DevicesLost,
+    JobArrived,
+    JobEnded,
+    Progress,
+    Resize,
+    Start,
+    Suspend,
+    WakeAt,
+    Woken,
+)
+from virtualflow.cluster.policies import registry
+from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
+from virtualflow.cluster.scheduler import Scheduler
+from virtualflow.cluster.snapshot import Snapshot
+from virtualflow.cluster.throughput import Profiled
+from virtualflow.core.devices import parse_pools
+from virtualflow.errors import ConfigError, PolicyError
+
+
+class Scripted(Policy):
+    """Says what it was told to say."""
+
+    name = "scripted"
+
+    def __init__(self, *decisions: Decision) -> None:
+        super().__init__()
+        self.decisions = list(decisions)
+        self.seen: list[Snapshot] = []
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        self.seen.append(snapshot)
+        return self.decisions.pop(0) if self.decisions else Decision()
+
+
+def scheduler(policy: Policy, devices: str = "V100:4") -> Scheduler:
+    return Scheduler(parse_pools(devices), policy, Profiled())
+
+
+def job(name: str, demand: int = 1, arrival: float = 0.0, priority: float = 1.0) -> Job:
+    return Job(name, arrival, demand, 100.0, priority=priority)
+
+
+def devices(*numbers: int) -> tuple[str, ...]:
+    return tuple(f"V100:{number}" for number in numbers)
+
+
+def test_the_papers_example_a_wants_two_and_b_wants_eight() -> None:
+    brain = scheduler(registry.make("wfs"), "V100:8")
+    assert brain.handle(JobArrived(0.0, job("A", 2))) == [Start("A", devices(0, 1))]
+    assert brain.handle(JobArrived(1.0, job("B", 8, 1.0))) == [Start("B", devices(2, 3, 4, 5, 6, 7))]
+    assert brain.handle(JobEnded(9.0, "A")) == [Resize("B", devices(*range(8)))]
+
+
+def test_a_higher_priority_shrinks_lower_ones_and_a_lower_one_waits() -> None:
+    brain = scheduler(registry.make("wfs"))
+    brain.handle(JobArrived(0.0, job("0", 4, priority=1)))
+    assert brain.handle(JobArrived(1.0, job("1", 2, 1.0, priority=5))) == [
+        Resize("0", devices(0, 1)),
+        Start("1", devices(2, 3)),
+    ]
+    actions = brain.handle(JobArrived(2.0, job("2", 4, 2.0, priority=10)))
+    assert {action.job_id: len(action.devices) for action in actions if isinstance(action, Resize | Start)} == {
+        "0": 1,
+        "1": 1,
+        "2": 2,
+    }
+    assert brain.handle(JobArrived(3.0, job("3", 1, 3.0, priority=1))) == []
+
+
+def test_a_job_that_takes_only_what_is_idle_does_not_shrink_anyone() -> None:
+    brain = scheduler(registry.make("wfs"), "V100:8")
+    brain.handle(JobArrived(0.0, job("high", 7, priority=10)))
+    # Its fair share would be 2 or 3, but the job of higher priority has the rest.
+    assert brain.handle(JobArrived(1.0, job("low", 8, 1.0, priority=5))) == [Start("low", devices(7))]
+
+
+def test_static_priority_blocks_behind_the_first_in_line() -> None:
+    brain = scheduler(registry.make("priority"))
+    brain.handle(JobArrived(0.0, job("running", 3)))
+    assert brain.handle(JobArrived(1.0, job("large", 4, 1.0, priority=5))) == []
+    assert brain.handle(JobArrived(2.0, job("small", 1, 2.0))) == []
+    assert brain.handle(JobEnded(3.0, "running")) == [Start("large", devices(0, 1, 2, 3))]
+
+
+def test_backfill_lets_a_job_pass_that_does_not_delay_the_first_in_line() -> None:
+    brain = scheduler(registry.make("fifo", Options(backfill=True)))
+    brain.handle(JobArrived(0.0, job("running", 3)))
+    brain.handle(JobArrived(1.0, job("large", 4, 1.0)))
+    assert brain.handle(JobArrived(2.0, Job("long", 2.0, 1, 500.0))) == []
+    brain.handle(Progress(3.0, {"running": 3.0}))
+    assert brain.handle(JobArrived(3.0, Job("short", 3.0, 1, 90.0))) == [Start("short", devices(3))]
+
+
+def test_lost_devices_shrink_jobs_and_who_has_none_left_waits() -> None:
+    brain = scheduler(registry.make("wfs"), "V100:2")
+    brain.handle(JobArrived(0.0, job("A", 1, priority=5)))
+    brain.handle(JobArrived(0.0, job("B", 1)))
+    assert brain.handle(DevicesLost(1.0, devices(0))) == [Suspend("A")]
+    assert brain.handle(JobEnded(2.0, "B")) == [Start("A", devices(1), resumed=True)]
+    assert brain.handle(DevicesJoined(3.0, devices(0))) == []
+    assert brain.handle(JobArrived(4.0, job("C", 1, 4.0))) == [Start("C", devices(0))]
+
+
+def test_rounds_begin_at_multiples_and_end_with_the_jobs() -> None:
+    policy = Scripted(Decision({"A": Grant.of(2)}))
+    policy.round_seconds = 360.0
+    brain = scheduler(policy)
+    assert brain.handle(JobArrived(5.0, job("A", 2, 5.0))) == [WakeAt(360.0)]
+    assert brain.handle(JobArrived(7.0, job("B", 2, 7.0))) == []
+    assert brain.handle(Woken(360.0)) == [Start("A", devices(0, 1)), WakeAt(720.0)]
+    assert brain.handle(JobEnded(400.0, "A")) == []
+    assert brain.handle(JobEnded(400.0, "B")) == []
+    assert brain.handle(Woken(720.0)) == []
+
+
+def test_a_guest_shares_devices_and_inherits_them() -> None:
+    policy = Scripted(
+        Decision({"A": Grant({"V100": 2})}),
+        Decision({"B": Grant({"V100": 1}, beside="A")}),
+    )
+    brain = scheduler(policy)
+    brain.handle(JobArrived(0.0, job("A", 2)))
+    assert brain.handle(JobArrived(1.0, job("B", 1, 1.0))) == [Start("B", devices(0), host="A")]
+    assert brain.jobs["A"].guests == ("B",)
+    assert brain.snapshot().idle == 2
+    assert brain.handle(JobEnded(2.0, "A")) == [Resize("B", devices(0))]
+    assert brain.snapshot().idle == 3
+    brain.handle(JobEnded(3.0, "B"))
+    assert brain.snapshot().idle == 4
+
+
+def test_a_guest_loses_its_seat_with_the_hosts_device() -> None:
+    policy = Scripted(
+        Decision({"A": Grant({"V100": 2})}),
+        Decision({"B": Grant({"V100": 2}, beside="A")}),
+        Decision({"A": Grant({"V100": 1})}),
+    )
+    brain = scheduler(policy)
+    brain.handle(JobArrived(0.0, job("A", 2)))
+    brain.handle(JobArrived(1.0, job("B", 2, 1.0)))
+    assert brain.handle(Woken(2.0)) == [Suspend("B"), Resize("A", devices(0))]
+    assert brain.snapshot().idle == 3
+
+
+def test_time_slices_are_suspensions_and_wishes_to_be_woken() -> None:
+    policy = Scripted(
+        Decision({"A": Grant.of(4)}),
+        Decision(wake_seconds=60.0),
+        Decision({"A": NOTHING, "B": Grant.of(4)}, wake_seconds=120.0),
+    )
+    brain = scheduler(policy)
+    brain.handle(JobArrived(0.0, job("A", 4)))
+    assert brain.handle(JobArrived(0.0, job("B", 4))) == [WakeAt(60.0)]
+    assert brain.handle(Woken(60.0)) == [Suspend("A"), Start("B", devices(0, 1, 2, 3)), WakeAt(120.0)]
+    assert brain.jobs["A"].attained(60.0) == 240.0
+    assert brain.jobs["A"].seconds_on("V100", 90.0) == 60.0
+
+
+def test_mixed_allocations_have_a_count_for_each_type() -> None:
+    brain = scheduler(Scripted(Decision({"A": Grant({"P100": 1, "V100": 2})})), "V100:2,P100:2")
+    assert brain.handle(JobArrived(0.0, job("A", 3))) == [Start("A", ("V100:0", "V100:1", "P100:0"))]
+    assert brain.jobs["A"].counts == {"V100": 2, "P100": 1}
+
+
+@pytest.mark.parametrize(
+    ("grant", "message"),
+    [
+        (Grant.of(9), "scripted: the policy granted job A 9 more"),
+        (Grant({"V100": 5}), "but 4 are free"),
+        (Grant({"K80": 1}), "type K80, but 0 are free"),
+        (Grant({"V100": 1}, beside="nobody"), "no devices of its own"),
+    ],
+)
+def test_a_policy_that_grants_what_cannot_be_is_named(grant: Grant, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        scheduler(Scripted(Decision({"A": grant}))).handle(JobArrived(0.0, job("A")))
+
+
+def test_a_policy_that_grants_to_nobody_is_named() -> None:
+    with pytest.raises(PolicyError, match="scripted granted devices to job ghost"):
+        scheduler(Scripted(Decision({"ghost": Grant.of(1)}))).handle(JobArrived(0.0, job("A")))
+
+
+def test_what_cannot_be_an_event_is_refused() -> None:
+    brain = scheduler(registry.make("fifo"))
+    brain.handle(JobArrived(5.0, job("A")))
+    with pytest.raises(ConfigError, match="two jobs called A"):
+        brain.handle(JobArrived(6.0, job("A")))
+    with pytest.raises(ConfigError, match="backwards"):
+        brain.handle(JobEnded(1.0, "A"))
+    with pytest.raises(ConfigError, match="can run on no device"):
+        brain.handle(JobArrived(7.0, Job("B", 7.0, 1, 1.0, workload="resnet50", node_size=100_000)))
+
+
+def test_an_unknown_policy_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="wfs, sjf, srtf"):
+        registry.make("magic")
