@@ -40,7 +40,7 @@ def main() -> None:
 def attack(backend: LocalBackend, folder: Path, seed: int, calm: Finished) -> Counter[str]:
     """One schedule of strikes and faults; returns how often each has hit."""
     chance = random.Random(seed)
-    faults = [(str(d), chance.choice(POINTS), chance.randint(1, 40)) for d in chance.sample(range(9), 4)]
+    faults = aimed(seed, chance)
     chaos = Chaos(backend, folder, patience_seconds=3.0)
     strikes = [*schedule(seed, 6, STEPS), Strike(4, "resize", devices=chance.randint(6, 8))]
     try:
@@ -53,6 +53,24 @@ def attack(backend: LocalBackend, folder: Path, seed: int, calm: Finished) -> Co
         raise
     hit = [faults[int(marker.name.split("-")[1])][1] for marker in (folder / "ids").glob("struck-*")]
     return Counter(hit) + chaos.done
+
+
+def aimed(seed: int, chance: random.Random) -> list[tuple[str, str, int]]:
+    """Four faults, each a device, a point and which time it is reached; all points have their turn in three seeds.
+
+    Some points are reached rarely, and by some workers only: those who join, and the lead, who sends and saves.
+    """
+    joiners, others = chance.sample(("5", "6", "7"), 3), chance.sample(("1", "2", "3", "4"), 4)
+    faults = []
+    for number in range(4):
+        point = POINTS[(4 * seed + number) % len(POINTS)]
+        if point in ("joining", "receive state"):
+            faults.append((joiners.pop(), point, 1))
+        elif point in ("save", "send state"):
+            faults.append(("0", point, 1))
+        else:
+            faults.append((others.pop(), point, chance.randint(1, 4 if point == "evaluate" else 40)))
+    return faults
 
 
 def report(counts: Counter[str], schedules: int) -> None:
