@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from virtualflow.cluster.policies import registry
@@ -13,6 +13,7 @@ from virtualflow.core.devices import Pool
 from virtualflow.sim import metrics
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.engine import Report, simulate
+from virtualflow.sim.failures import Failures
 from virtualflow.sim.generate import again
 from virtualflow.sim.metrics import Interval
 from virtualflow.sim.result import Run
@@ -29,6 +30,7 @@ class Setting:
     throughput: Throughput
     costs: Costs
     options: Options = Options()  # noqa: RUF009, frozen
+    failures: Failures = Failures()  # noqa: RUF009, frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +71,23 @@ def compare(
     traces = [again(trace, seed) for seed in range(seeds)]
     outcomes = {}
     for name in names:
-        runs = [
-            simulate(
-                each.jobs,
-                setting.pools,
-                registry.make(name, setting.options),
-                setting.throughput,
-                setting.costs,
-                report=report,
-            )
-            for each in traces
-        ]
+        runs = [run(each, name, setting, seed, report) for seed, each in enumerate(traces)]
         outcomes[name] = Outcome(runs[0], metrics.intervals([metrics.of(run) for run in runs]))
     return Comparison(outcomes)
+
+
+def run(trace: Trace, name: str, setting: Setting, seed: int = 0, report: Report | None = None) -> Run:
+    """One policy on one trace; *seed* decides what breaks."""
+    failures = replace(setting.failures, seed=setting.failures.seed + seed)
+    return simulate(
+        trace.jobs,
+        setting.pools,
+        registry.make(name, setting.options),
+        setting.throughput,
+        setting.costs,
+        failures=failures.events(setting.pools, trace.jobs[0].arrival_seconds),
+        report=report,
+    )
 
 
 def _seconds(name: str) -> Callable[[Intervals], str]:

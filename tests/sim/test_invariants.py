@@ -1,0 +1,171 @@
+"""What holds for every trace, under hypothesis: checked at each decision of a policy, and at the end of each run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from virtualflow.cluster.job import Job, JobState
+from virtualflow.cluster.policies import registry
+from virtualflow.cluster.policies.base import Decision, Options, Policy
+from virtualflow.cluster.snapshot import Snapshot
+from virtualflow.cluster.throughput import Profiled
+from virtualflow.core.devices import Pool, parse_pools
+from virtualflow.sim import costs
+from virtualflow.sim.engine import simulate
+from virtualflow.sim.failures import Failures
+from virtualflow.sim.result import Run
+
+ELASTIC = ("wfs", "sjf", "srtf")
+STATIC = ("priority", "fifo")
+Check = Callable[[Snapshot, dict[str, int], dict[str, int]], None]
+
+
+class Watched(Policy):
+    """Another policy, each of whose decisions is checked."""
+
+    name = "watched"
+
+    def __init__(self, inner: Policy, check: Check) -> None:
+        super().__init__()
+        self.inner, self.check = inner, check
+        self.round_seconds, self.needs_progress, self.restarts = (
+            inner.round_seconds,
+            inner.needs_progress,
+            inner.restarts,
+        )
+
+    def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
+        return self.inner.order(state, snapshot)
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        before = {state.id: state.allocation for state in snapshot.jobs()}
+        decision = self.inner.allocate(snapshot)
+        after = before | {name: sum(grant.counts.values()) for name, grant in decision.grants.items()}
+        assert sum(after.values()) <= snapshot.devices
+        self.check(snapshot, before, after)
+        return decision
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> tuple[tuple[Job, ...], tuple[Pool, ...]]:
+    devices = draw(st.sampled_from(["V100:1", "V100:4", "V100:4+4", "V100:2,P100:3"]))
+    jobs = []
+    for number in range(draw(st.integers(1, 12))):
+        demand = draw(st.integers(1, 9))
+        jobs.append(
+            Job(
+                str(number),
+                draw(st.integers(0, 30)) * 10.0,
+                demand,
+                draw(st.integers(1, 200)) * 1.0,
+                priority=draw(st.sampled_from([1.0, 5.0, 10.0])),
+                virtual_nodes=demand * draw(st.integers(1, 3)),
+            )
+        )
+    return tuple(jobs), parse_pools(devices)
+
+
+failing = st.builds(
+    Failures, st.sampled_from([0.0, 5.0]), st.sampled_from([0.0, 3.0]), st.just(120.0), st.integers(0, 5)
+)
+
+
+def nothing(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None: ...
+
+
+def run(
+    trace: tuple[tuple[Job, ...], tuple[Pool, ...]],
+    name: str,
+    check: Check = nothing,
+    failures: Failures = Failures(),  # noqa: B008, frozen
+    options: Options = Options(),  # noqa: B008, frozen
+) -> Run:
+    jobs, pools = trace
+    policy = Watched(registry.make(name, options), check)
+    events = failures.events(pools, min(job.arrival_seconds for job in jobs))
+    return simulate(jobs, pools, policy, Profiled(), costs.PAPER, failures=events)
+
+
+@pytest.mark.parametrize("name", [*ELASTIC, *STATIC])
+@settings(max_examples=40, deadline=None)
+@given(trace=traces(), failures=failing)
+def test_all_jobs_end_and_the_same_seed_gives_the_same_result(
+    name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]], failures: Failures
+) -> None:
+    first, second = run(trace, name, failures=failures), run(trace, name, failures=failures)
+    assert first == second
+    assert {job.job.id for job in first.jobs} == {job.id for job in trace[0]}
+    for job in first.jobs:
+        assert job.job.arrival_seconds <= job.start_seconds < job.end_seconds
+        # Nothing is done twice or left out: no job is faster than the devices it had allow.
+        assert sum((each.end_seconds - each.start_seconds) * len(each.devices) for each in job.segments) >= (
+            job.job.steps * job.job.demand * (1 - 1e-9)
+        )
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+@settings(max_examples=40, deadline=None)
+@given(trace=traces())
+def test_no_device_is_idle_while_a_job_could_use_it(name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]]) -> None:
+    def check(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None:
+        wanted = sum(state.job.demand for state in snapshot.jobs())
+        assert sum(after.values()) == min(wanted, snapshot.devices)
+
+    run(trace, name, check)
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+@settings(max_examples=40, deadline=None)
+@given(trace=traces())
+def test_nobody_shrinks_while_a_lower_priority_grows(
+    name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]]
+) -> None:
+    policy = registry.make(name)
+
+    def check(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None:
+        weights = {state.id: policy.weight(state, snapshot) for state in snapshot.jobs()}  # type: ignore[attr-defined]
+        losers = [name for name in before if after[name] < before[name]]
+        growing = [name for name in before if after[name] > before[name]]
+        assert all(weights[winner] >= weights[loser] for winner in growing for loser in losers)
+        assert all(after[name] >= 1 for name in before if before[name])
+
+    run(trace, name, check)
+
+
+@pytest.mark.parametrize("name", STATIC)
+@settings(max_examples=40, deadline=None)
+@given(trace=traces())
+def test_static_policies_keep_their_order_and_never_resize(
+    name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]]
+) -> None:
+    def check(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None:
+        assert all(after[name] == before[name] for name in snapshot.running)
+        started = [after[state.id] > 0 for state in snapshot.queue]
+        assert started == sorted(started, reverse=True)  # whoever is first blocks the others
+        if not all(started):
+            first = list(snapshot.queue)[started.index(False)]
+            assert min(first.job.demand, snapshot.devices) > snapshot.devices - sum(after.values())
+
+    found = run(trace, name, check)
+    assert all(job.resizes == 0 for job in found.jobs)
+
+
+@pytest.mark.parametrize("name", STATIC)
+@settings(max_examples=40, deadline=None)
+@given(trace=traces())
+def test_backfill_ends_and_resizes_nobody(name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]]) -> None:
+    found = run(trace, name, options=Options(backfill=True))
+    assert {job.job.id for job in found.jobs} == {job.id for job in trace[0]}
+    assert all(job.resizes == 0 for job in found.jobs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(trace=traces(), failures=failing)
+def test_powers_of_two_end_too(trace: tuple[tuple[Job, ...], tuple[Pool, ...]], failures: Failures) -> None:
+    found = run(trace, "wfs", failures=failures, options=Options(round="pow2"))
+    assert len(found.jobs) == len(trace[0])
