@@ -16,11 +16,13 @@ from benchmarks.mixed_job import BATCH_SIZE, VIRTUAL_NODES
 from virtualflow.cli.main import app
 from virtualflow.cli.options import devices_of
 from virtualflow.core import profile
+from virtualflow.core.alternatives import subsets
 from virtualflow.core.balance import Speeds, balanced
 from virtualflow.core.devices import parse_pools, type_of
 from virtualflow.core.mapping import spread
 from virtualflow.core.profile import Workload, built_in
-from virtualflow.core.solver import Plan, Share, on_one_machine, predict, solve_fixed, solve_free, subsets
+from virtualflow.core.shares import Plan, Share
+from virtualflow.core.solver import on_one_machine, predict, solve_fixed, solve_free
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events, read_timed_events
 from virtualflow.runtime.coordinator import Coordinator
 from virtualflow.runtime.folder import JobFolder, JobSpec

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from virtualflow.core.devices import Pool, parse_pools
 from virtualflow.core.profile import Communication, Point, Profile, Workload, built_in
-from virtualflow.core.solver import Plan, Share, predict, solve_fixed, solve_free
+from virtualflow.core.shares import Plan, Share
+from virtualflow.core.solver import predict, solve_fixed, solve_free
 from virtualflow.errors import SolverError
 
 TYPES = ("A", "B", "C")

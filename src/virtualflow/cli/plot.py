@@ -11,7 +11,7 @@ from virtualflow.cli.options import Profiles, workload_of
 from virtualflow.cli.timeline import pyplot
 from virtualflow.core import plan as plans
 from virtualflow.core.profile import Workload
-from virtualflow.core.solver import Share
+from virtualflow.core.shares import Share
 from virtualflow.errors import ConfigError
 
 

@@ -14,19 +14,11 @@ from rich.table import Table
 
 from virtualflow.cli.options import Profiles, workload_of
 from virtualflow.core import plan as plans
+from virtualflow.core.alternatives import alternatives, even, subsets
 from virtualflow.core.devices import Pool, parse_pools
 from virtualflow.core.profile import Workload
-from virtualflow.core.solver import (
-    Plan,
-    Share,
-    alternatives,
-    even,
-    on_one_machine,
-    predict,
-    solve_fixed,
-    solve_free,
-    subsets,
-)
+from virtualflow.core.shares import Plan, Share
+from virtualflow.core.solver import on_one_machine, predict, solve_fixed, solve_free
 from virtualflow.errors import ConfigError, SolverError
 
 

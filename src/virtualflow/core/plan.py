@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from virtualflow.core.devices import Pool, names_of
-from virtualflow.core.solver import Plan, Share
+from virtualflow.core.shares import Plan, Share
 from virtualflow.errors import ConfigError
 
 FORMAT, VERSION = "virtualflow plan", 1

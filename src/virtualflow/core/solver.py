@@ -16,84 +16,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
+from virtualflow.core.batches import Batches, unreachable
 from virtualflow.core.devices import Pool
 from virtualflow.core.profile import Communication, Profile, Workload
+from virtualflow.core.shares import SLACK, Kind, Plan, Share, evenly
 from virtualflow.errors import SolverError
 
 MOST_LAYOUTS = 4096  # of machines by type; beyond, a type takes part with all its machines or none
-MOST_WORK = 3e8  # array elements touched while looking for the fewest devices; beyond, few is good enough
-SLACK = 1e-9  # what rounding may hide: of a virtual node, of a step
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """So many devices of a type with so many virtual nodes each."""
-
-    device_type: str
-    count: int
-    virtual_nodes: int
-    node_size: int
-
-    @property
-    def examples(self) -> int:
-        return self.count * self.virtual_nodes * self.node_size
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What runs where, and how long a step takes."""
-
-    shares: tuple[Share, ...]
-    compute_seconds: float  # of the slowest device, with its update
-    communication_seconds: float
-    guessed: tuple[str, ...] = ()  # types whose time at this node size was not measured
-
-    @property
-    def step_seconds(self) -> float:
-        return self.compute_seconds + self.communication_seconds
-
-    @property
-    def batch_size(self) -> int:
-        return sum(share.examples for share in self.shares)
-
-    @property
-    def virtual_nodes(self) -> int:
-        return sum(share.count * share.virtual_nodes for share in self.shares)
-
-    @property
-    def devices(self) -> int:
-        return sum(share.count for share in self.shares)
-
-    @property
-    def examples_per_second(self) -> float:
-        return self.batch_size / self.step_seconds
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(share.device_type for share in self.shares))
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Devices of one type at one node size."""
-
-    pool: Pool
-    node_size: int
-    seconds: float  # of one virtual node
-    update: float
-    alike: tuple[tuple[int, int], ...] = ()  # machines by size: the size, and how many have it
-
-    def fits(self, limit: float) -> int:
-        """How many virtual nodes a device finishes within *limit*."""
-        return max(0, int((limit - self.update) / self.seconds + SLACK))
-
-    def time(self, virtual_nodes: int) -> float:
-        return virtual_nodes * self.seconds + self.update
 
 
 def predict(workload: Workload, pools: Sequence[Pool], shares: Sequence[Share]) -> Plan:
@@ -151,12 +83,12 @@ def solve_free(workload: Workload, pools: Sequence[Pool], batch_size: int) -> Pl
     choices = [_choices(workload, pool, batch_size) for pool in pools]
     ties = Ties()
     for counts, cost in _layouts(workload.communication, pools):
-        search = _Batches(choices, counts, batch_size)
+        search = Batches(choices, counts, batch_size)
         if search.could_meet(ties.best - cost) and search.meets(ties.best - cost):
             limit = search.shortest(ties.best - cost)
             ties.add(limit + cost, partial(search.shares, limit))
     if not ties.plans:
-        raise SolverError(_unreachable(choices, batch_size))
+        raise SolverError(unreachable(choices, batch_size))
     return ties.fewest_devices(workload, pools)
 
 
@@ -269,7 +201,7 @@ def _filled(kinds: Sequence[Kind], virtual_nodes: int, limit: float, machines: i
         total = best[place] * kind.fits(limit)
         given_back = min(surplus, max(0, total - best[place]))
         surplus -= given_back
-        shares += _evenly(kind, best[place], total - given_back)
+        shares += evenly(kind, best[place], total - given_back)
     return list(reversed(shares))
 
 
@@ -285,15 +217,6 @@ def _selections(kinds: Sequence[Kind], limit: float, machines: int) -> Iterator[
     )
     places = [place for _, place in order[:machines]]
     yield tuple(places.count(place) for place in range(len(kinds)))
-
-
-def _evenly(kind: Kind, count: int, total: int) -> list[Share]:
-    """*total* virtual nodes on *count* devices of one type, which differ by one at most."""
-    if count == 0:
-        return []
-    each, more = divmod(total, count)
-    parts = [(more, each + 1), (count - more, each)]
-    return [Share(kind.pool.device_type, number, nodes, kind.node_size) for number, nodes in parts if number and nodes]
 
 
 def _layouts(communication: Communication, pools: Sequence[Pool]) -> Iterator[tuple[tuple[int, ...], float]]:
@@ -312,163 +235,6 @@ def _layouts(communication: Communication, pools: Sequence[Pool]) -> Iterator[tu
                 yield tuple(counts), communication.seconds(most, sum(used))
 
 
-class _Batches:
-    """The batches that so many devices of each pool can process within a limit."""
-
-    def __init__(self, choices: Sequence[Sequence[Kind]], counts: Sequence[int], batch_size: int) -> None:
-        self._choices = [(kinds, count) for kinds, count in zip(choices, counts, strict=True) if kinds and count]
-        # Fast ones last: the way back from the batch begins with them, so that slow ones stay unused if they can.
-        self._choices.sort(key=lambda entry: -min(kind.seconds / kind.node_size for kind in entry[0]))
-        self._batch_size = batch_size
-
-    def could_meet(self, limit: float) -> bool:
-        """Whether the examples would be enough, if any number of them could be had."""
-        room = 0
-        for kinds, count in self._choices:
-            room += max(self._nodes(kind, count, limit) * kind.node_size for kind in kinds)
-        return room >= self._batch_size
-
-    def meets(self, limit: float) -> bool:
-        return bool(self._reached(limit)[-1] >> self._batch_size & 1)
-
-    def shortest(self, limit: float) -> float:
-        """The smallest limit that meets the batch; *limit* is one that does."""
-        low, high = 0.0, limit if math.isfinite(limit) else self._alone()
-        for _ in range(50):  # what could not do at all, first
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.could_meet(middle) else (middle, high)
-        low, high = low * (1 - SLACK), (limit if math.isfinite(limit) else self._alone()) * (1 + SLACK)
-        times = sorted(
-            {
-                kind.time(nodes)
-                for kinds, _ in self._choices
-                for kind in kinds
-                for nodes in range(max(1, kind.fits(low)), kind.fits(high) + 1)
-                if low <= kind.time(nodes) <= high
-            }
-        )
-        first, last = 0, len(times) - 1
-        while first < last:
-            middle_place = (first + last) // 2
-            if self.meets(times[middle_place]):
-                last = middle_place
-            else:
-                first = middle_place + 1
-        return times[first]
-
-    def _alone(self) -> float:
-        """Enough for any batch that can be met at all."""
-        return max(kind.time(self._batch_size) for kinds, _ in self._choices for kind in kinds)
-
-    def _nodes(self, kind: Kind, count: int, limit: float) -> int:
-        if math.isinf(limit):
-            return self._batch_size // kind.node_size
-        return min(count * kind.fits(limit), self._batch_size // kind.node_size)
-
-    def _reached(self, limit: float) -> list[int]:
-        """After each pool, the batches that can be made, as bits."""
-        mask = (1 << (self._batch_size + 1)) - 1
-        reached = [1]
-        for kinds, count in self._choices:
-            bits = reached[-1]
-            for kind in kinds:
-                bits |= _spread(reached[-1], kind.node_size, self._nodes(kind, count, limit)) & mask
-            reached.append(bits)
-        return reached
-
-    def shares(self, limit: float) -> list[Share]:
-        """A plan within *limit* that meets the batch with as few devices as possible."""
-        work = sum(
-            self._nodes(kind, count, limit) * self._batch_size for kinds, count in self._choices for kind in kinds
-        )
-        steps = self._fewest(limit) if work <= MOST_WORK else self._any(limit)
-        shares = []
-        for kind, nodes in steps:
-            shares += _evenly(kind, math.ceil(nodes / kind.fits(limit)), nodes)
-        return shares
-
-    def _any(self, limit: float) -> list[tuple[Kind, int]]:
-        reached, left, steps = self._reached(limit), self._batch_size, []
-        for place in range(len(self._choices) - 1, -1, -1):
-            kinds, count = self._choices[place]
-            options = (
-                (nodes * kind.node_size, kind, nodes)
-                for kind in kinds
-                for nodes in range(min(self._nodes(kind, count, limit), left // kind.node_size), -1, -1)
-                if reached[place] >> (left - nodes * kind.node_size) & 1
-            )
-            examples, kind, nodes = max(options, key=lambda option: option[0])
-            left -= examples
-            if nodes:
-                steps.append((kind, nodes))
-        return steps
-
-    def _fewest(self, limit: float) -> list[tuple[Kind, int]]:
-        """By how many devices each batch takes at least, pool after pool."""
-        never = np.iinfo(np.int64).max // 2
-        costs = np.full(self._batch_size + 1, never, dtype=np.int64)
-        costs[0] = 0
-        history = []
-        for kinds, count in self._choices:
-            new, choice = costs.copy(), np.full((self._batch_size + 1, 2), -1, dtype=np.int64)
-            for number, kind in enumerate(kinds):
-                for nodes in range(1, self._nodes(kind, count, limit) + 1):
-                    shift = nodes * kind.node_size
-                    taken = costs[: self._batch_size + 1 - shift] + math.ceil(nodes / kind.fits(limit))
-                    better = np.nonzero(taken < new[shift:])[0] + shift
-                    new[better] = taken[better - shift]
-                    choice[better] = (number, nodes)
-            costs = new
-            history.append((kinds, choice))
-        steps, left = [], self._batch_size
-        for kinds, choice in reversed(history):
-            number, nodes = (int(each) for each in choice[left])
-            if number >= 0:
-                steps.append((kinds[number], nodes))
-                left -= nodes * kinds[number].node_size
-        return steps
-
-
-def _spread(bits: int, step: int, times: int) -> int:
-    """*bits*, and *bits* shifted by 1 to *times* steps, together."""
-    have = 1
-    while have <= times:
-        more = min(have, times + 1 - have)
-        bits |= bits << (more * step)
-        have += more
-    return bits
-
-
-def alternatives(best: Plan, others: Sequence[Plan]) -> list[tuple[Plan, str]]:
-    """Other plans with why they lose, the best of them first."""
-    seen, told = {best.shares}, []
-    for plan in sorted(others, key=lambda plan: plan.step_seconds):
-        if plan.shares not in seen:
-            seen.add(plan.shares)
-            told.append((plan, _why(plan, best)))
-    return told
-
-
-def _why(plan: Plan, best: Plan) -> str:
-    longer = plan.step_seconds - best.step_seconds
-    compute, communication = (
-        plan.compute_seconds - best.compute_seconds,
-        plan.communication_seconds - best.communication_seconds,
-    )
-    if longer <= 1e-12 * best.step_seconds:
-        return f"as fast, with {plan.devices} devices instead of {best.devices}"
-    parts = []
-    if compute > 0:
-        parts.append(f"its slowest device computes {compute:.3g} s longer")
-    if communication > 0:
-        parts.append(f"communication takes {communication:.3g} s longer")
-    if compute < 0:
-        parts.append(f"{-compute:.3g} s less computing does not make up for it")
-    if communication < 0:
-        parts.append(f"{-communication:.3g} s less communication does not make up for it")
-    return "; ".join(parts)
-
-
 def _too_large(workload: Workload, pools: Sequence[Pool], node_size: int) -> str:
     largest = {pool.device_type: workload.profile(pool.device_type).largest for pool in pools}
     fits = ", ".join(f"{size} on {device_type}" for device_type, size in largest.items())
@@ -476,42 +242,6 @@ def _too_large(workload: Workload, pools: Sequence[Pool], node_size: int) -> str
         f"a virtual node of {node_size} examples fits on no device: the largest that did is {fits}. "
         "Use more virtual nodes, so that each is smaller."
     )
-
-
-def _unreachable(choices: Sequence[Sequence[Kind]], batch_size: int) -> str:
-    sizes = sorted({kind.node_size for kinds in choices for kind in kinds})
-    if not sizes:
-        return f"a batch of {batch_size} is smaller than every node size that was profiled"
-    bits = 1
-    for size in sizes:
-        bits |= _spread(bits, size, batch_size // size + 1)
-    near = [size for size in range(1, 2 * batch_size) if bits >> size & 1]
-    below, above = max((n for n in near if n < batch_size), default=0), min(n for n in near if n > batch_size)
-    nearest = f"{below} and {above}" if below else str(above)
-    return (
-        f"no combination of the profiled node sizes ({', '.join(map(str, sizes))}) adds up to a batch of {batch_size}. "
-        f"The nearest that work: {nearest}."
-    )
-
-
-def subsets(pools: Sequence[Pool]) -> Iterator[tuple[Pool, ...]]:
-    """Groups of device types worth a look beside all of them: every one up to four types, else single ones."""
-    for number in range(1, len(pools) if len(pools) <= 4 else 2):
-        yield from itertools.combinations(pools, number)
-
-
-def even(plan: Plan, pools: Sequence[Pool]) -> tuple[Share, ...]:
-    """The naive split of a plan's virtual nodes: the same on every device."""
-    devices = sum(pool.count for pool in pools)
-    each, more = divmod(plan.virtual_nodes, devices)
-    shares, size = [], plan.shares[0].node_size
-    for pool in pools:
-        larger = min(more, pool.count)
-        more -= larger
-        for count, nodes in ((larger, each + 1), (pool.count - larger, each)):
-            if count and nodes:
-                shares.append(Share(pool.device_type, count, nodes, size))
-    return tuple(shares)
 
 
 def on_one_machine(workload: Workload, pools: Sequence[Pool]) -> tuple[Workload, tuple[Pool, ...]]:

@@ -12,7 +12,8 @@ from virtualflow.core.balance import Balancer, Speeds
 from virtualflow.core.devices import CPU, Pool, type_of
 from virtualflow.core.profile import Workload
 from virtualflow.core.roster import Action, Roster
-from virtualflow.core.solver import Plan, on_one_machine, solve_fixed
+from virtualflow.core.shares import Plan
+from virtualflow.core.solver import on_one_machine, solve_fixed
 from virtualflow.errors import VirtualFlowError
 from virtualflow.runtime.folder import JobSpec
 
