@@ -22,6 +22,17 @@ from virtualflow.sim.trace import Trace
 Intervals = Mapping[str, Interval]
 
 
+def on_machines(pools: Sequence[Pool], size: int | None) -> tuple[Pool, ...]:
+    """The same devices, on machines of one size: nobody wants to write 312 machines down."""
+    if size is None:
+        return tuple(pools)
+    split = []
+    for pool in pools:
+        whole, rest = divmod(pool.count, size)
+        split.append(Pool(pool.device_type, (size,) * whole + ((rest,) if rest else ())))
+    return tuple(split)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """All that is the same for every policy."""

@@ -1,0 +1,85 @@
+"""Pictures of runs. matplotlib is an optional extra."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from virtualflow.core.devices import Pool, names_of, type_of
+from virtualflow.errors import ConfigError
+from virtualflow.sim.result import JobResult, Run
+
+MOST_BOXES = 20_000  # beyond, a chart shows nothing but ink
+LABELLED = 0.012  # of the width: narrower boxes have no room for a name
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A figure that draws into files, without a display."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(
+            "a report has pictures, and they need matplotlib: pip install 'virtualflow[plot]'. Without -o, the table "
+            "and --json need nothing more."
+        ) from None
+    return Figure(figsize=(width, height))
+
+
+def boxes(job: JobResult, rows: Mapping[str, int]) -> Iterator[tuple[float, float, int, int, bool]]:
+    """A job's boxes: start, end, first row, number of rows, and whether the allocation mixes device types."""
+    for segment in job.segments:
+        mixed = len({type_of(device) for device in segment.devices}) > 1
+        places = sorted(rows[device] for device in segment.devices)
+        first = places[0]
+        for place, following in zip(places, [*places[1:], -1], strict=True):
+            if following != place + 1:
+                yield segment.start_seconds, segment.end_seconds, first, place - first + 1, mixed
+                first = following
+
+
+def allocation(run: Run, pools: Sequence[Pool], path: Path) -> bool:
+    """Draw who had which devices when: a coloured box per job, hatched where it mixes types. False if too much."""
+    rows = {device: row for row, device in enumerate(names_of(pools))}
+    drawn = [(job, box) for job in run.jobs for box in boxes(job, rows)]
+    if len(drawn) > MOST_BOXES:
+        return False
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    figure = new_figure(11, min(9.0, 1.6 + 0.22 * len(rows)))
+    axis = figure.subplots()
+    colours, names = colormaps["tab20"], sorted({job.job.id for job in run.jobs}, key=lambda name: (len(name), name))
+    numbers = {name: number for number, name in enumerate(names)}
+    zero, end = run.accounts.start_seconds, run.accounts.end_seconds
+    for job, (start, stop, first, height, mixed) in drawn:
+        colour = colours(numbers[job.job.id] % 20)
+        axis.add_patch(Rectangle((start - zero, first), stop - start, height, facecolor=colour, edgecolor="white",
+                                 linewidth=0.6, hatch="///" if mixed else None))  # fmt: skip
+        if stop - start > LABELLED * (end - zero):
+            axis.text((start + stop) / 2 - zero, first + height / 2, job.job.id, ha="center", va="center", fontsize=7)
+    axis.set(xlim=(0, end - zero), ylim=(0, len(rows)), xlabel="seconds", ylabel="devices", title=run.policy)
+    bottom = 0
+    for pool in pools:
+        bottom += pool.count
+        axis.axhline(bottom, color="black", linewidth=0.8)
+        axis.text(1.005 * (end - zero), bottom - pool.count / 2, pool.device_type, va="center", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    return True
+
+
+def cdf(values: Mapping[str, Sequence[float]], label: str, path: Path) -> None:
+    """The share of jobs with at most so many seconds, a line for each policy."""
+    figure = new_figure(6, 3.8)
+    axis = figure.subplots()
+    for name, found in values.items():
+        ordered = sorted(found)
+        shares = [(place + 1) / len(ordered) for place in range(len(ordered))]
+        axis.step([ordered[0], *ordered], [0.0, *shares], where="post", label=name)
+    if max(max(found) for found in values.values()) > 0:
+        axis.set_xscale("symlog", linthresh=1.0)
+    axis.set(xlabel=f"{label}, seconds", ylabel="share of jobs", ylim=(0, 1.02))
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
