@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from virtualflow.cluster.job import LINEAR, Job
+from virtualflow.core import alternatives
 from virtualflow.core.devices import Pool
 from virtualflow.core.profile import BUILT_IN, Workload, built_in
-from virtualflow.core.solver import solve_fixed
+from virtualflow.core.solver import predict, solve_fixed
 from virtualflow.errors import ConfigError
 
 
@@ -41,10 +42,17 @@ class Throughput(Protocol):
 class Profiled:
     """From the profiles of workloads; jobs of which only the run time is known speed up linearly."""
 
-    def __init__(self, workloads: Iterable[Workload] = (), *, slower: Mapping[str, float] | None = None) -> None:
-        """*slower* multiplies the step times of a workload: what training takes beyond what was profiled."""
+    def __init__(
+        self, workloads: Iterable[Workload] = (), *, slower: Mapping[str, float] | None = None, even: bool = False
+    ) -> None:
+        """*slower* multiplies the step times of a workload: what training takes beyond what was profiled.
+
+        *even* spreads virtual nodes over all devices alike, as the paper's system does, where the solver may leave
+        some unused.
+        """
         self._workloads = {workload.name: workload for workload in workloads}
         self._slower = dict(slower or {})
+        self._even = even
         self._known: dict[tuple[str, int, int, tuple[Pool, ...]], Speed] = {}
 
     def speed(self, job: Job, pools: tuple[Pool, ...]) -> Speed:
@@ -56,9 +64,15 @@ class Profiled:
             return Speed(used / job.demand, used)
         key = (job.workload, job.node_size, job.virtual_nodes, pools)
         if key not in self._known:
-            plan = solve_fixed(self._workload(job), pools, job.node_size, job.virtual_nodes)
-            self._known[key] = Speed(1 / plan.step_seconds, plan.devices)
+            self._known[key] = self._solved(job, pools)
         return self._known[key]
+
+    def _solved(self, job: Job, pools: tuple[Pool, ...]) -> Speed:
+        workload = self._workload(job)
+        plan = solve_fixed(workload, pools, job.node_size, job.virtual_nodes)
+        if self._even:
+            plan = predict(workload, pools, alternatives.even(plan, pools))
+        return Speed(1 / plan.step_seconds, plan.devices)
 
     def usable(self, job: Job, device_type: str) -> bool:
         if job.workload == LINEAR:
