@@ -1,0 +1,111 @@
+"""vf trace and vf simulate."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from virtualflow.cli.main import app
+from virtualflow.errors import VirtualFlowError
+
+runner = CliRunner()
+FIGURES = {
+    "average_jct_seconds",
+    "median_jct_seconds",
+    "makespan_seconds",
+    "median_queueing_seconds",
+    "utilization",
+    "jobs",
+}
+
+
+def invoke(*arguments: str | Path) -> str:
+    result = runner.invoke(app, [str(each) for each in arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    assert "12 jobs" in invoke("trace", "generate", "--jobs", "12", "--rate", "12/h", "--seed", "1", "-o", path)
+    return path
+
+
+def test_json_has_the_figures_of_each_policy(trace: Path) -> None:
+    arguments = ("simulate", trace, "--devices", "V100:8", "--policy", "wfs", "--policy", "priority", "--json")
+    report = json.loads(invoke(*arguments))["policies"]
+    assert list(report) == ["wfs", "priority"]
+    for found in report.values():
+        assert set(found) >= FIGURES
+        assert [job["id"] for job in found["jobs"]] == [str(n) for n in range(12)]
+        assert all(job["arrival_seconds"] <= job["start_seconds"] < job["end_seconds"] for job in found["jobs"])
+    assert invoke(*arguments) == invoke(*arguments)
+
+
+def test_policies_stand_side_by_side_with_intervals(trace: Path) -> None:
+    text = invoke("simulate", trace, "--devices", "V100:4+4", "--policy", "wfs", "--policy", "fifo", "--seeds", "3")
+    assert all(word in text for word in ("wfs", "fifo", "±", "average JCT", "makespan", "fairness", "utilisation"))
+
+
+def test_a_report_is_one_page_with_its_pictures(trace: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    invoke("simulate", trace, "--devices", "V100:4,P100:4", "--policy", "wfs", "--failures", "0.1", "-o", folder)
+    page = (folder / "index.html").read_text()
+    for picture in ("allocation-wfs.png", "jct.png", "queueing.png"):
+        assert (folder / picture).stat().st_size > 1000
+        assert f'src="{picture}"' in page
+    assert json.loads((folder / "results.json").read_text())["policies"]["wfs"]["jobs"]
+
+
+def test_without_matplotlib_a_report_says_what_to_install(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    result = runner.invoke(app, ["simulate", str(trace), "--devices", "V100:8", "-o", str(tmp_path / "report")])
+    assert isinstance(result.exception, VirtualFlowError)
+    assert "virtualflow[plot]" in str(result.exception)
+    assert invoke("simulate", trace, "--devices", "V100:8", "--json")
+
+
+def test_import_writes_our_format(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(
+        "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,1,0,606,vgg19,164,30\n"
+    )
+    invoke("trace", "import", tmp_path / "jobs.csv", "-o", tmp_path / "trace.json")
+    text = invoke("simulate", tmp_path / "trace.json", "--devices", "V100:16", "--machine-size", "8", "--json")
+    assert json.loads(text)["policies"]["wfs"]["makespan_seconds"] == pytest.approx(165.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--devices", "V100"], "TYPE:COUNT"),
+        (["--devices", "V100:8", "--policy", "magic"], "no policy 'magic'"),
+        (["--devices", "V100:8", "--costs", "free"], "expected one of paper, measured, none"),
+        (["--devices", "V100:8", "--round", "up"], "any, pow2"),
+        (["--devices", "Abacus:8"], "can run on no device of this cluster"),
+    ],
+)
+def test_errors_say_what_to_do(trace: Path, arguments: list[str], message: str) -> None:
+    result = runner.invoke(app, ["simulate", str(trace), *arguments])
+    assert isinstance(result.exception, VirtualFlowError)
+    assert message in str(result.exception)
+
+
+def test_help_reads_well() -> None:
+    assert "Poisson" in invoke("trace", "generate", "--help")
+    text = invoke("simulate", "--help")
+    assert all(option in text for option in ("--policy", "--devices", "--seeds", "--costs", "--json", "--round"))

@@ -1,0 +1,125 @@
+"""Traces: drawn at random, and read from what others have published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from virtualflow.cluster.job import Job
+from virtualflow.errors import ConfigError, TraceError
+from virtualflow.sim import importers
+from virtualflow.sim.generate import PRIORITIES, Recipe, again, generate, per_second
+from virtualflow.sim.trace import Trace, write
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+needs_data = pytest.mark.skipif(not SHARED.exists(), reason="the published traces are not beside the project")
+
+
+def test_a_recipe_always_gives_the_same_trace_and_seeds_give_others() -> None:
+    recipe = Recipe(50, "12/h", seed=3)
+    made = generate(recipe)
+    assert made == generate(recipe)
+    assert again(made, 0) == made
+    assert again(made, 1) == generate(Recipe(50, "12/h", seed=4))
+    assert {job.priority for job in made.jobs} == set(PRIORITIES)
+    assert all(job.demand <= 8 for job in made.jobs)
+    assert {job.workload for job in made.jobs} == {"resnet50", "resnet56", "bert-base", "transformer"}
+
+
+def test_the_rate_is_met_on_average() -> None:
+    made = generate(Recipe(4000, "12/h"))
+    assert made.jobs[-1].arrival_seconds / 3999 == pytest.approx(300.0, rel=0.05)
+
+
+def test_jobs_of_other_traces_are_dealt_out_anew() -> None:
+    trace = Trace(tuple(Job(str(n), 10.0 * n, 1, 1.0 + n) for n in range(9)))
+    dealt = again(trace, 1)
+    assert [job.arrival_seconds for job in dealt.jobs] == [job.arrival_seconds for job in trace.jobs]
+    assert [job.id for job in dealt.jobs] != [job.id for job in trace.jobs]
+    assert sorted(job.steps for job in dealt.jobs) == sorted(job.steps for job in trace.jobs)
+
+
+@pytest.mark.parametrize("rate", ["12", "h", "-1/h", "0/h", "12/week"])
+def test_a_rate_that_is_none_is_refused(rate: str) -> None:
+    with pytest.raises(ConfigError, match="such as 12/h"):
+        per_second(rate)
+
+
+def test_our_own_format_comes_back_as_it_was(tmp_path: Path) -> None:
+    made = generate(Recipe(10, "1/min", seed=1))
+    write(made, tmp_path / "trace.json")
+    assert importers.read(tmp_path / "trace.json") == made
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no trace that VirtualFlow knows"),
+        ("a,b,c\n1,2,3\n", "no trace that VirtualFlow knows"),
+        ("{", "is damaged"),
+        ('{"format": "other"}', "its format is 'other'"),
+        ('{"format": "virtualflow trace", "version": 9}', "has version 9"),
+        ('{"format": "virtualflow trace", "version": 1, "jobs": []}', "has no jobs"),
+        ('{"format": "virtualflow trace", "version": 1, "jobs": [{"colour": 1}]}', "job 0: unknown colour"),
+        ('[{"workload": "bert"}]', "job 0: there is no 'gpu_demand'"),
+        ('[{"workload": "chess", "gpu_demand": 1, "batch_size": 1}]', "job 0: unknown workload 'chess'"),
+        ("timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,1,66.0,x\nsoon,1,1,1,x\n", "line 3"),
+        ("timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,0,66.0,x\n", "line 2.*demand"),
+        ("name,time,application,num_replicas,batch_size\nx-0,1,chess,1,1\n", "line 2: unknown application 'chess'"),
+        ("a\tb\tc\n", "line 1: 3 columns"),
+    ],
+)
+def test_a_bad_line_names_itself_and_its_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "jobs.txt"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=message) as error:
+        importers.read(path)
+    assert "jobs.txt" in str(error.value)
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot read"):
+        importers.read(tmp_path / "nowhere.csv")
+
+
+def test_the_papers_format(tmp_path: Path) -> None:
+    rows = [
+        {"arrival_time": 1, "workload": "bert", "gpu_demand": 4, "priority": 5, "batch_size": 64, "num_epochs": 2,
+         "num_virtual_nodes_per_device": 2, "glue_task": "CoLA"},
+        {"arrival_time": 9, "workload": "resnet", "gpu_demand": 1, "priority": 1, "batch_size": 128, "num_epochs": 1,
+         "dataset": "cifar10"},
+        {"arrival_time": 10, "workload": "bert", "gpu_demand": 4, "priority": 1, "batch_size": 64, "num_steps": 105,
+         "num_epochs": 10, "num_virtual_nodes_per_device": 2, "glue_task": "SST-2"},
+    ]  # fmt: skip
+    (tmp_path / "paper.json").write_text(json.dumps(rows))
+    bert, resnet, short = importers.read(tmp_path / "paper.json").jobs
+    assert (bert.workload, bert.virtual_nodes, bert.node_size, bert.steps) == ("bert-base", 8, 8, 267)
+    assert (resnet.workload, resnet.steps, resnet.demand) == ("resnet56", 390, 1)
+    assert short.steps == 1050  # the steps of an epoch, ten times
+
+
+def test_gavels_two_formats(tmp_path: Path) -> None:
+    ten = "ResNet-18 (batch size 32)\tcommand\tfolder\t--steps\t1\t5000\t2\t3\t-1.000000\t43"
+    seven = "LM (batch size 5)\tcommand\t--steps\t1\t700\t12.000000\t4"
+    (tmp_path / "gavel.trace").write_text(f"{ten}\n{seven}\n")
+    later, first = reversed(importers.read(tmp_path / "gavel.trace").jobs)
+    assert (first.workload, first.steps, first.demand, first.arrival_seconds) == ("LM (batch size 5)", 700, 4, 12.0)
+    assert (later.demand, later.priority, later.node_size) == (2, 3.0, 32)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("path", "jobs"),
+    [
+        ("virtualflow_traces/medium20_12jph.json", 20),
+        ("gavel/generated_vf_like/vf_like_8jph_seed0.trace", 100),
+        ("gavel/traces_msr_seed0/e13805.trace", None),
+        ("pollux/workloads/workload-1.csv", 160),
+        ("tiresias/60_job.csv", 60),
+    ],
+)
+def test_published_traces_are_read(path: str, jobs: int | None) -> None:
+    found = importers.read(SHARED / path)
+    assert jobs is None or len(found.jobs) == jobs
