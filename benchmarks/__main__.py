@@ -15,6 +15,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "scaling": ("benchmarks.scaling", {}),
     "elastic": ("benchmarks.elastic", {}),
     "mixed": ("benchmarks.mixed", {}),
+    "scheduling": ("benchmarks.scheduling", {}),
     "paper": ("benchmarks.paper", {}),
 }
 
