@@ -72,8 +72,9 @@ def _pauses(events: list[tuple[float, Any]], struck: list[float]) -> list[float]
         if change.cause == "loss":  # told at the boundary after the step that it interrupted
             pauses.append(max(at for at, _ in steps if at <= told) - begun - ordinary)
         else:
-            after, seconds = min((at, seconds) for at, seconds in steps if at > told)
-            pauses.append(after - max(at for at, _ in steps if at <= told) - seconds)
+            after = [(at, seconds) for at, seconds in steps if at > told][:WARM_UP]
+            ordinary_after = statistics.median(seconds for _, seconds in after[1:])
+            pauses.append(after[0][0] - max(at for at, _ in steps if at <= told) - ordinary_after)
     return pauses
 
 

@@ -5,9 +5,20 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+import torch
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _NEVER = -1
 _LARGEST_KEPT = 2**30
+
+
+def have_ready(size_bytes: int) -> None:
+    """Take so much memory from the system now, while nobody waits, and keep it for later.
+
+    Its first use costs the system as much as filling it: a worker that joins does that before it is let in.
+    """
+    keep_freed_memory()
+    torch.empty(size_bytes, dtype=torch.uint8).fill_(0)
 
 
 @cache

@@ -31,7 +31,7 @@ from virtualflow.events import (
     SetRight,
     StepDone,
 )
-from virtualflow.train import certificate, checkpoint, checks, inference, profiler, snapshot
+from virtualflow.train import allocator, certificate, checkpoint, checks, inference, profiler, snapshot
 from virtualflow.train.audit import Audit
 from virtualflow.train.data import Collate, Dataset, Feed, length_of
 from virtualflow.train.loading import Loading, requests
@@ -146,6 +146,8 @@ class Trainer:
         if self._resumable is None:
             self._resumable = self._membership.begin_training()
         if self._membership.joining:
+            model = sum(parameter.nbytes for parameter in self._live.model.parameters())
+            allocator.have_ready(4 * model)  # the state that comes, with an optimizer's, and the sums
             self._membership.join(self._receive_state)
         elif self._membership.job.resume_from is not None and self._resumable and self.global_step == 0:
             self.load(self._membership.job.resume_from)
