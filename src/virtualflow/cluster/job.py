@@ -51,7 +51,9 @@ class JobState:
     """A job in the cluster. Policies read it; only the scheduler changes it."""
 
     job: Job
+    id: str = field(init=False)
     devices: tuple[str, ...] = ()  # its placement; empty while it waits
+    allocation: int = field(init=False, default=0)  # how many devices it has, of all types; shared ones count too
     counts: Mapping[str, int] = field(default_factory=dict)  # devices by type
     host: str | None = None  # the job whose devices it shares, if it has none of its own
     guests: tuple[str, ...] = ()  # jobs that share its devices
@@ -62,16 +64,7 @@ class JobState:
     _device_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
-        self.changed_seconds = self.job.arrival_seconds
-
-    @property
-    def id(self) -> str:
-        return self.job.id
-
-    @property
-    def allocation(self) -> int:
-        """How many devices it has, of all types; shared ones count too."""
-        return len(self.devices)
+        self.id, self.changed_seconds = self.job.id, self.job.arrival_seconds
 
     @property
     def steps_left(self) -> float:
@@ -92,7 +85,8 @@ class JobState:
         for device_type, count in self.counts.items():
             self._seconds[device_type] += passed
             self._device_seconds[device_type] += count * passed
-        self.devices, self.counts, self.host, self.changed_seconds = devices, counts, host, now
+        self.devices, self.allocation, self.counts, self.host = devices, len(devices), counts, host
+        self.changed_seconds = now
         if devices and self.started_seconds is None:
             self.started_seconds = now
 

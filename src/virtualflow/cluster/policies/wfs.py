@@ -54,8 +54,9 @@ class Wfs(Policy):
 
     def _shared(self, snapshot: Snapshot) -> dict[str, Grant]:
         devices = snapshot.devices
-        states = list(snapshot.running.values())
-        claims = self._claims_of(states, snapshot)
+        if len(snapshot.running) == devices and not snapshot.idle:
+            return {}  # one each: nobody can give, so nobody can be admitted
+        states, claims = list(snapshot.running.values()), self._claims_of(snapshot)
         suspended: list[JobState] = []
         if len(states) > devices:  # some devices were lost: the last in line wait
             order = sorted(range(len(states)), key=lambda place: (-claims[place].weight, claims[place].arrival_seconds))
@@ -83,11 +84,11 @@ class Wfs(Policy):
                 grants[state.id] = Grant.of(count)
         return grants
 
-    def _claims_of(self, states: Sequence[JobState], snapshot: Snapshot) -> list[Claim]:
+    def _claims_of(self, snapshot: Snapshot) -> list[Claim]:
         """Those of running jobs, which stay what they are unless weights depend on progress."""
         known = {} if self.needs_progress else self._known
-        claims = [known.get(state.id) or self._claim(state, snapshot) for state in states]
-        self._known = {state.id: claim for state, claim in zip(states, claims, strict=True)}
+        claims = [known.get(name) or self._claim(state, snapshot) for name, state in snapshot.running.items()]
+        self._known = dict(zip(snapshot.running, claims, strict=True))
         return claims
 
     def _claim(self, state: JobState, snapshot: Snapshot) -> Claim:
