@@ -91,6 +91,16 @@ def test_jobs_on_shared_devices_slow_each_other_down() -> None:
     assert found.accounts.spent.productive == 20.0
 
 
+def test_a_host_is_fast_again_when_its_guest_has_gone() -> None:
+    script = {0.0: {"A": Grant({"V100": 1})}, 1.0: {"B": Grant({"V100": 1}, beside="A")}}
+    found = run([Job("A", 0.0, 1, 10.0), Job("B", 1.0, 1, 2.0)], Timed(script), costs.NONE, "V100:1")
+    assert (end_of(found, "B"), end_of(found, "A")) == (5.0, 12.0)
+    script[3.0] = {"B": NOTHING}
+    script[20.0] = {"B": Grant({"V100": 1})}
+    found = run([Job("A", 0.0, 1, 10.0), Job("B", 1.0, 1, 2.0)], Timed(script), costs.NONE, "V100:1")
+    assert (end_of(found, "A"), end_of(found, "B")) == (11.0, 21.0)
+
+
 def test_a_device_that_would_only_cost_time_is_assigned_but_unused() -> None:
     profiles = {"V100": Profile("V100", (Point(1, 1.0),))}
     workload = Workload("chatty", profiles, Communication(by_devices=((2, 100.0),)))

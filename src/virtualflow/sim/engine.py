@@ -92,6 +92,8 @@ class _Engine:
         self._timelines: dict[str, _Timeline] = {}
         self._finished: list[JobResult] = []
         self._events = 0
+        self._shares = False  # whether any job ever shared devices
+        self._partners: dict[str, tuple[str | None, tuple[str, ...]]] = {}
         for job in jobs:
             self._push(job.arrival_seconds, _Order.ARRIVAL, job)
         self._accounts.begin(self._heap[0][0])
@@ -175,6 +177,7 @@ class _Engine:
             self._scheduler.handle(Progress(event.seconds, done))
         for action in self._scheduler.handle(event):
             self._carry_out(event.seconds, action)
+        self._refresh_shared(event.seconds)
 
     def _carry_out(self, seconds: float, action: Action) -> None:
         if isinstance(action, WakeAt):
@@ -192,8 +195,8 @@ class _Engine:
         elif isinstance(action, Resize):
             execution.resize(seconds, action.devices, restart=action.restart)
         execution.guest = action.host is not None
+        self._shares = self._shares or execution.guest
         self._refresh(seconds, action.job_id)
-        self._refresh_neighbours(seconds, action.job_id)
 
     def _close_segment(self, timeline: _Timeline, execution: Execution, seconds: float) -> None:
         if execution.devices and seconds > timeline.since:
@@ -207,12 +210,18 @@ class _Engine:
         due = execution.next_look()
         self._push(max(due, seconds), _Order.LOOK, (job_id, execution.version))
 
-    def _refresh_neighbours(self, seconds: float, job_id: str) -> None:
-        """Jobs on shared devices change their speed when who they share them with changes."""
-        state = self._scheduler.jobs[job_id]
-        for other in (*state.guests, *([state.host] if state.host else [])):
-            if self._executions[other].devices:
-                self._refresh(seconds, other)
+    def _refresh_shared(self, seconds: float) -> None:
+        """Jobs on shared devices change their speed when those they share them with come or go."""
+        if not self._shares:
+            return
+        running = self._scheduler.snapshot().running.items()
+        now = {name: (state.host, state.guests) for name, state in running if state.host or state.guests}
+        for job_id in sorted({*now, *self._partners}):
+            execution = self._executions.get(job_id)
+            if execution is not None and execution.devices and now.get(job_id) != self._partners.get(job_id):
+                execution.guest = self._scheduler.jobs[job_id].host is not None
+                self._refresh(seconds, job_id)
+        self._partners = now
 
     def _speed(self, job_id: str, devices: tuple[str, ...]) -> Speed:
         state = self._scheduler.jobs[job_id]
