@@ -110,6 +110,16 @@ def test_lost_devices_shrink_jobs_and_who_has_none_left_waits() -> None:
     assert brain.handle(JobArrived(4.0, job("C", 1, 4.0))) == [Start("C", devices(0))]
 
 
+def test_a_new_machine_is_used_at_once_and_a_loss_told_twice_counts_once() -> None:
+    brain = scheduler(registry.make("wfs"), "V100:2")
+    brain.handle(JobArrived(0.0, job("A", 4)))
+    assert brain.handle(DevicesJoined(1.0, devices(2, 3))) == [Resize("A", devices(0, 1, 2, 3))]
+    assert brain.snapshot().machine_sizes == {"V100": (2, 2)}
+    assert brain.handle(DevicesLost(2.0, devices(3))) == [Resize("A", devices(0, 1, 2))]
+    assert brain.handle(DevicesLost(3.0, devices(3))) == []
+    assert brain.snapshot().devices == 3
+
+
 def test_rounds_begin_at_multiples_and_end_with_the_jobs() -> None:
     policy = Scripted(Decision({"A": Grant.of(2)}))
     policy.round_seconds = 360.0
@@ -197,6 +207,10 @@ def test_what_cannot_be_an_event_is_refused() -> None:
         brain.handle(JobArrived(6.0, job("A")))
     with pytest.raises(ConfigError, match="backwards"):
         brain.handle(JobEnded(1.0, "A"))
+    with pytest.raises(ConfigError, match="job B is not there"):
+        brain.handle(JobEnded(6.0, "B"))
+    with pytest.raises(ConfigError, match="not part of the cluster"):
+        brain.handle(DevicesLost(6.0, ("K80:0",)))
     with pytest.raises(ConfigError, match="can run on no device"):
         brain.handle(JobArrived(7.0, Job("B", 7.0, 1, 1.0, workload="resnet50", node_size=100_000)))
 

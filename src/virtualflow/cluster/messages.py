@@ -32,6 +32,8 @@ class DevicesLost:
 
 @dataclass(frozen=True, slots=True)
 class DevicesJoined:
+    """Lost devices are back, or a new machine has come."""
+
     seconds: float
     devices: tuple[str, ...]
 

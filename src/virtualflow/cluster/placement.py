@@ -10,7 +10,7 @@ import bisect
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from virtualflow.core.devices import Pool, names_of
+from virtualflow.core.devices import Pool, names_of, type_of
 from virtualflow.errors import ConfigError
 
 
@@ -18,7 +18,7 @@ class Placement:
     """The devices of a cluster: who is free, and on which machine each one is."""
 
     def __init__(self, pools: Sequence[Pool]) -> None:
-        self.machine_sizes = {pool.device_type: pool.machines for pool in pools}
+        self.machine_sizes: dict[str, tuple[int, ...]] = {}  # the largest first
         self._machine: dict[str, int] = {}  # device -> machine
         self._place: dict[str, int] = {}  # device -> position, for a stable order
         self._type: list[str] = []  # machine -> device type
@@ -30,17 +30,25 @@ class Placement:
         self.lost: set[str] = set()
         names = iter(names_of(pools))
         for pool in pools:
-            self._rooms[pool.device_type] = _Rooms()
-            self.free[pool.device_type] = self.capacity[pool.device_type] = pool.count
             for size in pool.machines:
-                machine, devices = len(self._free), [next(names) for _ in range(size)]
-                for device in devices:
-                    self._place[device] = len(self._place)
-                    self._machine[device] = machine
-                self._type.append(pool.device_type)
-                self._free.append(devices[::-1])
-                self._room.append(size)
-                self._rooms[pool.device_type].put(machine, size)
+                self._add_machine(pool.device_type, [next(names) for _ in range(size)])
+            self.machine_sizes[pool.device_type] = pool.machines
+
+    def _add_machine(self, device_type: str, devices: list[str]) -> None:
+        if device_type not in self._rooms:
+            self._rooms[device_type] = _Rooms()
+            self.free[device_type] = self.capacity[device_type] = 0
+            self.machine_sizes[device_type] = ()
+        machine, size = len(self._free), len(devices)
+        for device in devices:
+            self._place[device] = len(self._place)
+            self._machine[device] = machine
+        self._type.append(device_type)
+        self._free.append(devices[::-1])
+        self._room.append(size)
+        self._rooms[device_type].put(machine, size)
+        self.free[device_type] += size
+        self.capacity[device_type] += size
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -99,6 +107,8 @@ class Placement:
     def lose(self, devices: Iterable[str]) -> None:
         """Take devices out of the cluster; those that were in use are given back to no one."""
         for device in devices:
+            if device in self.lost:
+                continue
             machine = self._machine[device]
             self.lost.add(device)
             self.capacity[self._type[machine]] -= 1
@@ -107,12 +117,24 @@ class Placement:
                 self._move(machine, -1)
 
     def join(self, devices: Iterable[str]) -> None:
+        """Lost devices are back; unknown ones are a new machine, by type."""
+        new: dict[str, list[str]] = {}
         for device in devices:
-            if device not in self.lost:
+            if device in self.lost:
+                self.lost.remove(device)
+                self.capacity[self.type_of(device)] += 1
+                self.give_back([device])
+            elif device in self._machine:
                 raise ConfigError(f"device {device} is not missing from the cluster")
-            self.lost.remove(device)
-            self.capacity[self.type_of(device)] += 1
-            self.give_back([device])
+            else:
+                new.setdefault(type_of(device), []).append(device)
+        for device_type, names in new.items():
+            self._add_machine(device_type, names)
+            sizes = (*self.machine_sizes[device_type], len(names))
+            self.machine_sizes[device_type] = tuple(sorted(sizes, reverse=True))
+
+    def knows(self, device: str) -> bool:
+        return device in self._machine
 
     def in_order(self, devices: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(devices, key=self._place.__getitem__))

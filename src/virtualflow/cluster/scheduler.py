@@ -79,6 +79,8 @@ class Scheduler:
         if isinstance(event, JobArrived):
             self._arrived(event)
         elif isinstance(event, JobEnded):
+            if event.job_id not in self._states:
+                raise ConfigError(f"job {event.job_id} is not there, or has ended before")
             state = self._states.pop(event.job_id)
             self._jobs_changed = True
             if event.job_id in self._queue:
@@ -86,6 +88,9 @@ class Scheduler:
             else:
                 actions = self._assignment.end(self._now, state)
         elif isinstance(event, DevicesLost):
+            for device in event.devices:
+                if not self.placement.knows(device):
+                    raise ConfigError(f"device {device} is not part of the cluster")
             actions = self._queue_suspended(self._assignment.lose(self._now, event.devices))
         elif isinstance(event, DevicesJoined):
             self.placement.join(event.devices)
