@@ -16,10 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 
 WARM_UP, AFTER = 12, 12  # steps before something happens, and after
-GIVE_UP_SECONDS = 120.0
+GIVE_UP_SECONDS = 60.0
 LIGHTHOUSE = """
 import sys, time
-from torchft import LighthouseServer
+from torchft.coordination import LighthouseServer
 server = LighthouseServer("127.0.0.1:0", 1, join_timeout_ms=100, quorum_tick_ms=10, heartbeat_timeout_ms=500)
 print(server.address(), flush=True)
 sys.stdin.read()
