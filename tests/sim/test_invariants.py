@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,6 +163,22 @@ def test_backfill_ends_and_resizes_nobody(name: str, trace: tuple[tuple[Job, ...
     found = run(trace, name, options=Options(backfill=True))
     assert {job.job.id for job in found.jobs} == {job.id for job in trace[0]}
     assert all(job.resizes == 0 for job in found.jobs)
+
+
+@pytest.mark.parametrize("name", [*ELASTIC, *STATIC])
+@settings(max_examples=20, deadline=None)
+@given(trace=traces(), backfill=st.booleans(), chosen=st.data())
+def test_jobs_that_cannot_use_every_type_end_too(
+    name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]], backfill: bool, chosen: st.DataObject
+) -> None:
+    picky = tuple(
+        replace(job, workload="resnet50", node_size=256) if chosen.draw(st.booleans()) else job for job in trace[0]
+    )  # too large for a K80
+    found = run((picky, parse_pools("K80:3,V100:2")), name, options=Options(backfill=backfill))
+    assert len(found.jobs) == len(picky)
+    for job in found.jobs:
+        if job.job.workload == "resnet50":
+            assert all(device.startswith("V100") for each in job.segments for device in each.devices)
 
 
 @settings(max_examples=40, deadline=None)

@@ -97,14 +97,14 @@ class Assignment:
         return self.placement.take(device_type, count, near) if count > 0 else []
 
     def _take_any(self, state: JobState, types: Sequence[str], count: int, near: Sequence[str]) -> list[str]:
+        """As many as are free of types that the job can use: a policy that only counts cannot know better."""
+        free = sum(self.placement.free.values())
+        if count > free:
+            raise PolicyError(f"the policy granted job {state.id} {count} more device(s), but {free} are free")
         taken: list[str] = []
         for device_type in types:
             more = min(count - len(taken), self.placement.free[device_type])
             taken += self._take(state, device_type, more, near)
-        if len(taken) < count:
-            raise PolicyError(
-                f"the policy granted job {state.id} {count} more device(s), but {len(taken)} that it can use are free"
-            )
         return taken
 
     def _types_for(self, state: JobState, kept: Sequence[str]) -> list[str]:

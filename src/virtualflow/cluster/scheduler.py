@@ -110,6 +110,9 @@ class Scheduler:
         state.changed_seconds = self._now
         self._states[job.id] = state
         self._jobs_changed = True
+        self._wait(state)
+
+    def _wait(self, state: JobState) -> None:
         self._queue.add(self.policy.order(state, self.snapshot()), state)
 
     def _in_rounds(self, event: Event, round_seconds: float) -> list[Action]:
@@ -141,6 +144,9 @@ class Scheduler:
         except PolicyError as error:
             raise PolicyError(f"{self.policy.name}: {error}") from None
         actions = self._queue_suspended(actions)
+        for state, _ in grants:
+            if not state.devices and state.id not in self._queue:
+                self._wait(state)  # of the types that it can use, none was free
         if decision.wake_seconds is not None:
             actions.append(WakeAt(decision.wake_seconds))
         return actions
@@ -148,6 +154,5 @@ class Scheduler:
     def _queue_suspended(self, actions: list[Action]) -> list[Action]:
         for action in actions:
             if isinstance(action, Suspend):
-                state = self._states[action.job_id]
-                self._queue.add(self.policy.order(state, self.snapshot()), state)
+                self._wait(self._states[action.job_id])
         return actions

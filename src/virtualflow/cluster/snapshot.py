@@ -37,6 +37,23 @@ class Snapshot:
         """All jobs, running ones first."""
         return itertools.chain(self.running.values(), self.queue)
 
+    def fill(self, job: Job, count: int, free: dict[str, int]) -> dict[str, int] | None:
+        """Take *count* devices that the job can use out of *free*, types in the cluster's order; None if some lack.
+
+        A job that asks for more than all usable devices is content with those.
+        """
+        usable = [name for name in free if len(free) == 1 or self.throughput.usable(job, name)]
+        wanted = min(count, sum(self.capacity[name] for name in usable))
+        if wanted == 0 or sum(free[name] for name in usable) < wanted:
+            return None
+        taken: dict[str, int] = {}
+        for name in usable:
+            if part := min(wanted, free[name]):
+                taken[name] = part
+                free[name] -= part
+                wanted -= part
+        return taken
+
     def speed(self, job: Job, counts: Mapping[str, int]) -> Speed:
         """Of a job on so many devices of each type, on as few machines as they fit."""
         return self.throughput.speed(job, pools_of(counts, self.machine_sizes))

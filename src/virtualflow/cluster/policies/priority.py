@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from virtualflow.cluster.job import JobState
@@ -23,36 +24,42 @@ class Priority(Policy):
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         grants: dict[str, Grant] = {}
-        idle = snapshot.idle
+        free = dict(snapshot.free)
         waiting = iter(snapshot.queue)
         for state in waiting:
-            demand = min(state.job.demand, snapshot.devices)  # more than there are: as many as there are
-            if demand > idle or not demand:
-                if self.options.backfill and idle:
-                    self._backfill(snapshot, state, waiting, grants, idle)
+            counts = snapshot.fill(state.job, state.job.demand, free)
+            if counts is None:
+                if self.options.backfill:
+                    self._backfill(snapshot, state, waiting, grants, free)
                 break
-            grants[state.id] = Grant.of(demand)
-            idle -= demand
+            grants[state.id] = Grant(counts)
         return Decision(grants)
 
-    def _backfill(self, snapshot: Snapshot, first: JobState, waiting: Any, grants: dict[str, Grant], idle: int) -> None:
+    def _backfill(
+        self,
+        snapshot: Snapshot,
+        first: JobState,
+        waiting: Iterator[JobState],
+        grants: dict[str, Grant],
+        free: dict[str, int],
+    ) -> None:
         """Start jobs that end before *first* could begin, or that leave enough devices for it even so (EASY)."""
-        begin, spare = self._reservation(snapshot, first, grants, idle)
+        begin, spare = self._reservation(snapshot, first, grants, sum(free.values()))
         for state in waiting:
-            demand = state.job.demand
-            ends_in_time = snapshot.now + snapshot.seconds_left(state) <= begin
-            if demand <= idle and (ends_in_time or demand <= spare):
-                grants[state.id] = Grant.of(demand)
-                idle -= demand
-                if not ends_in_time:
-                    spare -= demand
-            if not idle:
+            if not any(free.values()):
                 break
+            in_time = snapshot.now + snapshot.seconds_left(state) <= begin
+            if not in_time and state.job.demand > spare:
+                continue
+            counts = snapshot.fill(state.job, state.job.demand, free)
+            if counts is not None:
+                grants[state.id] = Grant(counts)
+                spare -= 0 if in_time else state.job.demand
 
     def _reservation(
         self, snapshot: Snapshot, first: JobState, grants: dict[str, Grant], idle: int
     ) -> tuple[float, int]:
-        """When enough devices will be free for *first*, and how many more than it needs."""
+        """When enough devices will be free for *first*, and how many more than it needs. Types are not told apart."""
         ends = [(snapshot.now + snapshot.seconds_left(state), state.allocation) for state in snapshot.running.values()]
         ends += [
             (snapshot.now + snapshot.seconds_left(state), state.job.demand)
