@@ -41,7 +41,7 @@ def attack(backend: LocalBackend, folder: Path, seed: int, calm: Finished) -> Co
     """One schedule of strikes and faults; returns how often each has hit."""
     chance = random.Random(seed)
     faults = aimed(seed, chance)
-    chaos = Chaos(backend, folder, patience_seconds=3.0)
+    chaos = Chaos(backend, folder, patience_seconds=3.0, rebalance=seed % 2 == 0)
     strikes = [*schedule(seed, 6, STEPS), Strike(4, "resize", devices=chance.randint(6, 8))]
     try:
         finished = chaos.run(

@@ -45,11 +45,19 @@ def schedule(seed: int, strikes: int, steps: int) -> list[Strike]:
 class Chaos:
     """One job under fire."""
 
-    def __init__(self, backend: LocalBackend, folder: Path, devices: int = 5, patience_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        backend: LocalBackend,
+        folder: Path,
+        devices: int = 5,
+        patience_seconds: float = 10.0,
+        rebalance: bool = False,
+    ) -> None:
         self._backend = backend
         self.folder = JobFolder(folder)
         self._devices = devices
         self._patience = patience_seconds
+        self._rebalance = rebalance
         self.done: Counter[str] = Counter()
         self._position = 0
         self._step = 0
@@ -63,6 +71,7 @@ class Chaos:
             arguments=(json.dumps({"folder": str(ids), **options}),),
             devices=tuple(str(device) for device in range(self._devices)),
             patience_seconds=self._patience,
+            rebalance=self._rebalance,
         )
         self.folder.create(spec)
         printed = Printed()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from virtualflow.core.balance import Speeds
 from virtualflow.core.mapping import Mapping, rebalance, spread
 from virtualflow.core.roster import Action, Finish, Generation, GiveUp, Kill, Publish, Release, Roster, Start
 from virtualflow.errors import MappingError
@@ -602,3 +603,25 @@ def test_through_any_history_every_virtual_node_has_a_worker_and_the_job_settles
     assert set(roster.generation.devices) <= alive
     assert roster.mapping is not None
     assert set(roster.mapping.devices) == set(roster.generation.devices) == set(roster.target)
+
+
+def test_a_mapping_by_speed_that_is_due_while_a_loss_is_repaired_comes_after_it() -> None:
+    roster = Roster(tuple("012"), speeds=Speeds())
+    published(roster.gone("1", 0.0))
+    assert roster.sizes_known([1] * 4) == []
+    new = published(all_formed(roster, 1.0))
+    assert (new.cause, set(new.owners or ())) == ("remap", {"0", "2"})
+    assert all_formed(roster, 1.0) == [Start("1")]  # and then the replacement
+    assert roster.remaps == 1
+
+
+def test_a_remap_moves_nodes_among_the_same_workers_and_waits_its_turn() -> None:
+    roster = running("01", virtual_nodes=4)
+    new = published(roster.remap(Mapping(("0", "0", "0", "1"))))
+    assert (new.cause, new.devices, new.joining, new.leaving) == ("remap", ("0", "1"), (), ())
+    assert roster.remap(Mapping(("0", "1", "1", "1"))) == []
+    assert roster.resize(tuple("0"), 0.0) == []
+    (publish,) = all_formed(roster)
+    assert isinstance(publish, Publish)
+    assert publish.generation.cause == "resize"
+    assert roster.remap(Mapping(("0", "0", "0", "1"))) == []  # for workers that are no longer all there

@@ -100,6 +100,7 @@ class Roster:
     stopping: bool = False
     told_to_stop: int = -1  # the newest generation that was told to stop
     numbers: int = 0
+    owes_mapping: bool = False  # workers wait for one by speed
     resizes: int = 0
     remaps: int = 0
     failures: int = 0
@@ -134,8 +135,14 @@ class Roster:
         self.node_sizes = tuple(node_sizes)
         self.mapping = first_mapping(self.owners, count, self.devices, self.generation.devices)
         self.target = self.target[:count]  # more may have been asked for before anybody knew
-        if self.speeds is None or self.owners is not None:
+        self.owes_mapping = self.speeds is not None and self.owners is None
+        return self._first_mapping() if self.pending is None else []
+
+    def _first_mapping(self) -> list[Action]:
+        """By speed: the workers wait for it before their first step."""
+        if not self.owes_mapping:
             return []
+        self.owes_mapping = False
         return self.remap(self._mapped(self.generation.devices))
 
     def remap(self, mapping: Mapping) -> list[Action]:
@@ -220,7 +227,7 @@ class Roster:
         if self.generation.owners is not None:
             self.mapping = Mapping(self.generation.owners)
         actions: list[Action] = [Release(d) for d in before.devices if d not in self.generation.devices]
-        return actions + self._towards_target(now)
+        return actions + self._first_mapping() + self._towards_target(now)
 
     def leaves(self, device: DeviceId, now: float) -> list[Action]:
         """A worker was told to go (a preemption): it leaves at the next boundary."""
