@@ -13,12 +13,14 @@ from rich.table import Table
 
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
+from virtualflow.cluster.table import GAVEL, GAVEL_ROUND_SECONDS
+from virtualflow.cluster.throughput import Throughput
 from virtualflow.core.devices import parse_pools
-from virtualflow.sim import compare, costs, importers
-from virtualflow.sim.compare import Comparison, Setting
+from virtualflow.sim import charts, compare, costs, importers, report, throughputs
+from virtualflow.sim.compare import Comparison, Setting, on_machines
+from virtualflow.sim.failures import Failures
+from virtualflow.sim.trace import Trace
 from virtualflow.sim.workloads import paper_speeds
-
-Flag = Annotated[bool, typer.Option()]
 
 
 def simulate(
@@ -31,7 +33,12 @@ def simulate(
     ] = ["wfs"],  # noqa: B006, typer copies it
     seeds: Annotated[int, typer.Option(help="How many traces like this one, for intervals.", min=1, metavar="N")] = 1,
     costs_name: Annotated[
-        str, typer.Option("--costs", help="Resizing costs: paper, measured (ours) or none.", metavar="NAME")
+        str,
+        typer.Option(
+            "--costs",
+            help="Resizing costs: measured (ours), none, or paper, with the paper's even mapping.",
+            metavar="NAME",
+        ),
     ] = "measured",
     rounding: Annotated[
         str, typer.Option("--round", help="wfs: shares of any size, or pow2 as the paper's author did.", metavar="RULE")
@@ -39,26 +46,69 @@ def simulate(
     backfill: Annotated[
         bool, typer.Option("--backfill", help="priority, fifo: small jobs may pass a blocked one.")
     ] = False,
+    table: Annotated[
+        Path | None, typer.Option("--throughputs", help="Gavel's table of speeds, for its traces.", metavar="FILE")
+    ] = None,
+    compat: Annotated[
+        str | None, typer.Option(help="gavel: follow the rules of its own simulator.", metavar="NAME")
+    ] = None,
+    machine_size: Annotated[
+        int | None, typer.Option(help="Spread each type over machines of so many devices.", min=1, metavar="N")
+    ] = None,
+    failures: Annotated[
+        float, typer.Option(help="How often each device fails, in failures an hour.", min=0.0, metavar="RATE")
+    ] = 0.0,
+    machine_failures: Annotated[
+        float, typer.Option(help="How often each machine fails, in failures an hour.", min=0.0, metavar="RATE")
+    ] = 0.0,
+    repair: Annotated[float, typer.Option(help="Seconds until what failed is back.", min=1.0, metavar="S")] = 3600.0,
+    seed: Annotated[int, typer.Option(help="Decides what fails.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A folder for a report with pictures.", metavar="FOLDER")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a trace of jobs under scheduling policies, in virtual time, and compare them."""
-    setting = Setting(
-        parse_pools(devices), paper_speeds(), costs.named(costs_name), Options(round=rounding, backfill=backfill)
-    )
+    """Run a trace of jobs under scheduling policies, in virtual time, and compare them.
+
+    Each job's speed comes from the profile of its workload, through the same solver that real runs use. The same
+    command gives the same result, to the bit. With --seeds, traces like this one are drawn anew, or, if it was not
+    drawn, its jobs are dealt out anew to its times of arrival.
+    """
+    if output is not None:
+        charts.new_figure(1, 1)  # say at once if there will be no pictures
+    speeds: Throughput = paper_speeds(even=costs_name == costs.PAPER.name)  # its whole system, not half of it
+    if table is not None:
+        speeds = throughputs.read(table, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat == GAVEL else None)
+    options = Options(round=rounding, backfill=backfill, compat=compat)
+    broken = Failures(failures, machine_failures, repair, seed)
+    pools = on_machines(parse_pools(devices), machine_size)
+    setting = Setting(pools, speeds, costs.named(costs_name), options, broken)
     loaded = importers.read(trace)
     names = list(dict.fromkeys(policy))
-    with Progress(console=Console(stderr=True), transient=True, disable=as_json) as bar:
-        task = bar.add_task("simulating", total=None)
-
-        def report(done: int, total: int) -> None:
-            if done % 64 == 0 or done == total:
-                bar.update(task, completed=done, total=total)
-
-        comparison = compare.compare(loaded, names, setting, seeds, report)
+    for name in names:
+        registry.make(name, options)  # say at once if one is unknown
+    comparison = _compare(loaded, names, setting, seeds, quiet=as_json)
+    if output is not None:
+        page = report.write(comparison, setting, f"{loaded.source}: {', '.join(names)}", output)
+        Console(stderr=True).print(f"wrote {page}", highlight=False)
     if as_json:
         print(json.dumps(_as_json(comparison)))
     else:
         _print(comparison)
+
+
+def _compare(loaded: Trace, names: list[str], setting: Setting, seeds: int, *, quiet: bool) -> Comparison:
+    """With a bar that counts jobs, over all policies and seeds."""
+    every = max(1, len(loaded.jobs) // 100)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("simulating", total=len(loaded.jobs) * len(names) * seeds)
+
+        def count(done: int, total: int) -> None:
+            if done % every == 0:
+                bar.advance(task, every)
+
+        return compare.compare(loaded, names, setting, seeds, count)
 
 
 def _as_json(comparison: Comparison) -> dict[str, Any]:
@@ -69,4 +119,6 @@ def _print(comparison: Comparison) -> None:
     table = Table("policy", *(title for title, _ in compare.COLUMNS))
     for name, found in comparison.policies.items():
         table.add_row(name, *(show(found.intervals) for _, show in compare.COLUMNS))
-    Console().print(table)
+    # Wide, whatever the terminal says: a table in a log must not be cut.
+    console = Console()
+    console.print(table) if console.is_terminal else Console(width=150).print(table)

@@ -23,6 +23,7 @@ class Speed:
 
     steps_per_second: float
     devices: int
+    used: tuple[tuple[str, int], ...] = ()  # those, by type, where the solver chose
 
 
 class Throughput(Protocol):
@@ -72,7 +73,7 @@ class Profiled:
         plan = solve_fixed(workload, pools, job.node_size, job.virtual_nodes)
         if self._even:
             plan = predict(workload, pools, alternatives.even(plan, pools))
-        return Speed(1 / plan.step_seconds, plan.devices)
+        return Speed(1 / plan.step_seconds, plan.devices, plan.used)
 
     def usable(self, job: Job, device_type: str) -> bool:
         if job.workload == LINEAR:

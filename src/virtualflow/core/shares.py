@@ -53,6 +53,14 @@ class Plan:
         return self.batch_size / self.step_seconds
 
     @property
+    def used(self) -> tuple[tuple[str, int], ...]:
+        """Devices by type."""
+        counts: dict[str, int] = {}
+        for share in self.shares:
+            counts[share.device_type] = counts.get(share.device_type, 0) + share.count
+        return tuple(counts.items())
+
+    @property
     def types(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(share.device_type for share in self.shares))
 

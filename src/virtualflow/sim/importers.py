@@ -139,8 +139,25 @@ def _tiresias(number: int, row: Mapping[str, str]) -> Job:
     return Job(row["job_id"], float(row["submit_time"]), int(row["num_gpu"]), float(row["duration"]))
 
 
+def _het(number: int, row: Mapping[str, str]) -> Job:
+    """The paper's simulated heterogeneous scheduler: a job takes all devices of a type, the largest pool has 16."""
+    sizes = {"bert-base": 32, "resnet50": 64, "transformer": 2048}  # that every type there has room for
+    size = sizes[row["workload"]]
+    return Job(
+        row["job"],
+        float(row["arrival_s"]),
+        16,
+        int(row["total_steps"]),
+        row["workload"],
+        size,
+        int(row["global_batch"]) // size,
+        float(row["priority"]),
+    )
+
+
 _CSV: dict[Sequence[str], Callable[[int, Mapping[str, str]], Job]] = {
     ("timestamp", "duration", "num_gpus", "gpu_time", "cluster"): _philly,
+    ("job", "arrival_s", "workload", "dataset", "global_batch", "total_steps", "priority"): _het,
     ("name", "time", "application", "num_replicas", "batch_size"): _pollux,
     ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration", "interval"): _tiresias,
 }

@@ -16,6 +16,13 @@ BUILT_IN = {  # name -> module and class; imported when asked for, since some ne
     "srtf": "virtualflow.cluster.policies.wfs:Srtf",
     "priority": "virtualflow.cluster.policies.priority:Priority",
     "fifo": "virtualflow.cluster.policies.fifo:Fifo",
+    "las": "virtualflow.cluster.policies.las:Las",
+    "las-agnostic": "virtualflow.cluster.policies.las:LasAgnostic",
+    "las-mixed": "virtualflow.cluster.policies.las_mixed:LasMixed",
+    "las-mixed-columns": "virtualflow.cluster.policies.las_mixed:LasMixedColumns",
+    "water-filling": "virtualflow.cluster.policies.las:WaterFilling",
+    "ftf": "virtualflow.cluster.policies.finish:FinishTimeFairness",
+    "makespan": "virtualflow.cluster.policies.finish:Makespan",
 }
 
 

@@ -1,0 +1,54 @@
+"""Gavel's policies that look at how much is left to do: finish-time fairness, and the makespan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from virtualflow.cluster.policies.gavel import Entry, Gavel, program_of
+from virtualflow.cluster.program import Floats, Program, fewest_seconds, least_ratio
+from virtualflow.cluster.snapshot import Snapshot
+
+
+class _Finish(Gavel):
+    needs_progress = True
+
+    def speeds(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
+        values = (column.steps_per_second for entry in entries for column in entry.columns)
+        return program_of(entries, values, snapshot.capacity)
+
+    def work(self, entries: Sequence[Entry]) -> Floats:
+        return np.array([max(entry.state.steps_left, 1e-9) for entry in entries])
+
+
+class Makespan(_Finish):
+    """All jobs that are there end as soon as they can."""
+
+    name = "makespan"
+
+    def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
+        return fewest_seconds(self.speeds(entries, snapshot), self.work(entries)).shares
+
+
+class FinishTimeFairness(_Finish):
+    """No job takes much longer than it would on an n-th of the cluster of its own (the measure is Themis's)."""
+
+    name = "ftf"
+
+    def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
+        program, work = self.speeds(entries, snapshot), self.work(entries)
+        elapsed = np.array([snapshot.now - entry.state.job.arrival_seconds for entry in entries])
+        isolated = np.array([isolated_speed(entry, len(entries), snapshot) for entry in entries])
+        return least_ratio(program, elapsed, work, elapsed + work / isolated).shares
+
+
+def isolated_speed(entry: Entry, jobs: int, snapshot: Snapshot) -> float:
+    """Its speed on 1/*jobs* of the devices of each type, one type at a time."""
+    shares = [
+        snapshot.capacity[name] / (jobs * column.devices) if column.devices and column.steps_per_second else 0.0
+        for column in entry.columns
+        for name in column.counts
+    ]
+    most = max(1.0, sum(shares))
+    return sum(column.steps_per_second * share / most for column, share in zip(entry.columns, shares, strict=True))

@@ -1,0 +1,59 @@
+"""Gavel's least attained service: the largest least share, in speeds that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from virtualflow.cluster.policies.gavel import Entry, Gavel, program_of
+from virtualflow.cluster.program import Floats, Program, max_min, water_filling
+from virtualflow.cluster.snapshot import Snapshot
+
+
+class Las(Gavel):
+    """Max-min fairness over what a job gets of its devices, by weight, against the whole cluster shared out evenly."""
+
+    name = "las"
+
+    def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
+        return max_min(self.program(entries, snapshot)).shares
+
+    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
+        values: list[float] = []
+        for entry in entries:
+            scale = 1 / (entry.state.job.priority * even_speed(entry, snapshot))
+            values += [column.worth * scale for column in entry.columns]
+        return program_of(entries, values, snapshot.capacity)
+
+
+class LasAgnostic(Las):
+    """As if every type were equally fast."""
+
+    name = "las-agnostic"
+
+    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
+        values = [
+            column.devices / entry.state.job.priority if column.steps_per_second else 0.0
+            for entry in entries
+            for column in entry.columns
+        ]
+        return program_of(entries, values, snapshot.capacity)
+
+
+class WaterFilling(Las):
+    """As `Las`, and then the same again for those who can have more than the least."""
+
+    name = "water-filling"
+
+    def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
+        return water_filling(self.program(entries, snapshot)).shares
+
+
+def even_speed(entry: Entry, snapshot: Snapshot) -> float:
+    """A job's speed if its time went to the types in proportion to their devices."""
+    devices = snapshot.devices
+    return sum(
+        column.steps_per_second * snapshot.capacity[name] / devices
+        for column in entry.columns
+        if len(column.counts) == 1
+        for name in column.counts
+    )
