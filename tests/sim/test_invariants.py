@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,3 +190,29 @@ def test_jobs_that_cannot_use_every_type_end_too(
 def test_powers_of_two_end_too(trace: tuple[tuple[Job, ...], tuple[Pool, ...]], failures: Failures) -> None:
     found = run(trace, "wfs", failures=failures, options=Options(round="pow2"))
     assert len(found.jobs) == len(trace[0])
+
+
+def test_the_same_bits_in_another_process() -> None:
+    """Whatever order sets of names have there."""
+    program = """
+from tests.sim.test_invariants import run
+from virtualflow.core.devices import parse_pools
+from virtualflow.sim.failures import Failures
+from virtualflow.sim.generate import Recipe, generate
+trace = generate(Recipe(12, "30/h", seed=2)).jobs, parse_pools("V100:4+4")
+for name in ("wfs", "srtf", "priority"):
+    print(repr(run(trace, name, failures=Failures(0.5, 0.2, 600.0, 1))))
+"""
+    root = Path(__file__).parents[2]
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+    assert found != {b""}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,12 @@ def test_jobs_of_other_traces_are_dealt_out_anew() -> None:
     assert sorted(job.steps for job in dealt.jobs) == sorted(job.steps for job in trace.jobs)
 
 
+def test_a_damaged_recipe_is_named() -> None:
+    made = replace(generate(Recipe(3, "1/h")), generated={"jobs": 3, "colour": "red"})
+    with pytest.raises(TraceError, match="colour"):
+        again(made, 1)
+
+
 @pytest.mark.parametrize("rate", ["12", "h", "-1/h", "0/h", "12/week"])
 def test_a_rate_that_is_none_is_refused(rate: str) -> None:
     with pytest.raises(ConfigError, match="such as 12/h"):
@@ -69,6 +76,8 @@ def test_our_own_format_comes_back_as_it_was(tmp_path: Path) -> None:
         ("timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,0,66.0,x\n", "line 2.*demand"),
         ("name,time,application,num_replicas,batch_size\nx-0,1,chess,1,1\n", "line 2: unknown application 'chess'"),
         ("a\tb\tc\n", "line 1: 3 columns"),
+        ("[1, 2]", "job 0"),
+        ("job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,1,nan,1,x,164,30\n", "line 2.*finite"),
     ],
 )
 def test_a_bad_line_names_itself_and_its_file(tmp_path: Path, text: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ class Job:
                 f"job {self.id}: its demand ({self.demand}), steps ({self.steps}), priority ({self.priority}) and "
                 f"node size ({self.node_size}) must all be above 0"
             )
+        if not math.isfinite(self.arrival_seconds) or not math.isfinite(self.steps):
+            raise ConfigError(f"job {self.id}: its time of arrival and its steps must be finite numbers")
         if self.virtual_nodes == 0:
             object.__setattr__(self, "virtual_nodes", self.demand)
         elif self.virtual_nodes < self.demand:

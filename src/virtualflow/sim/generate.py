@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 
 from virtualflow.cluster.job import Job
-from virtualflow.errors import ConfigError
+from virtualflow.errors import ConfigError, TraceError
 from virtualflow.sim.trace import Trace
 
 PRIORITIES = (1.0, 5.0, 10.0)
@@ -81,7 +81,11 @@ def again(trace: Trace, seed: int) -> Trace:
     if seed == 0:
         return trace
     if trace.generated:
-        return generate(replace(Recipe(**trace.generated), seed=int(trace.generated["seed"]) + seed))
+        try:
+            recipe = Recipe(**trace.generated)
+        except TypeError as error:
+            raise TraceError(f"{trace.source}: what it was generated from is damaged ({error})") from None
+        return generate(replace(recipe, seed=recipe.seed + seed))
     order = list(trace.jobs)
     random.Random(seed).shuffle(order)
     times = [job.arrival_seconds for job in trace.jobs]

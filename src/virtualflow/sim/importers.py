@@ -61,7 +61,7 @@ def _lines(path: Path, rows: Iterable[tuple[int, Any]], to_job: Callable[[int, A
     for number, row in rows:
         try:
             jobs.append(to_job(len(jobs), row))
-        except (ConfigError, KeyError, ValueError, TypeError, IndexError) as error:
+        except (ConfigError, KeyError, ValueError, TypeError, AttributeError) as error:
             reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
             raise TraceError(f"{path}, {unit} {number}: {reason}") from None
     return _from_zero(Trace(tuple(jobs), path.name))
