@@ -17,7 +17,7 @@ from virtualflow.core.certificate import EMPTY_CHAIN, extend_chain
 from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes
-from virtualflow.errors import CheckpointError, ConfigError, CoordinatorLostError, ReplicaError
+from virtualflow.errors import ConfigError, CoordinatorLostError, ReplicaError
 from virtualflow.events import (
     STREAM,
     EpochEnded,
@@ -34,6 +34,7 @@ from virtualflow.events import (
 from virtualflow.train import allocator, certificate, checkpoint, checks, inference, profiler, snapshot
 from virtualflow.train.audit import Audit
 from virtualflow.train.data import Collate, Dataset, Feed, length_of
+from virtualflow.train.keeper import Keeper
 from virtualflow.train.loading import Loading, requests
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
@@ -114,6 +115,7 @@ class Trainer:
             Audit() if self._membership.job.audit else None,
             self._pace,
         )
+        self._keeper = Keeper(self._membership.job, self._job_facts(), self._live, self._peers, self._recorded)
         self._inference = inference.Inference(model, self._seed, self._peers)
         self._position = Position(chain=EMPTY_CHAIN)
         self._resumable: bool | None = None  # as soon as it trains: whether it is the script's first that does
@@ -199,7 +201,7 @@ class Trainer:
             result = self._runner.run(batch, self.global_step, self._feed)
         except CoordinatorLostError:
             self._runner.abandon()
-            self._keep(self._automatic())  # whoever is left: the lead may be gone too
+            self._keep()  # whoever is left: the lead may be gone too
             raise
         self._record(batch, result, time.perf_counter() - started)
         self._membership.tell_pace(self.global_step, self._pace.wave_seconds, self._pace.overran)
@@ -275,7 +277,7 @@ class Trainer:
         """Write the model's plain ``state_dict``, for use without VirtualFlow."""
         model = getattr(self._live.model, "_orig_mod", self._live.model)
         write = lambda: checkpoint.write_atomically(Path(path), model.state_dict())  # noqa: E731
-        self._recorded(lambda: self._write_once("export", Path(path), write))
+        self._recorded(lambda: self._keeper.write_once("export", Path(path), self._position, write))
 
     def _planned_sizes(self, batch_size: int) -> tuple[int, ...] | None:
         """The node sizes of the job's plan, if it has one."""
@@ -336,11 +338,11 @@ class Trainer:
         """Between two steps: the one place where membership changes by plan."""
         if self._membership.must_stop:
             if self.is_lead:
-                self._keep(self._automatic())
+                self._keep()
             self._membership.stop()
         every = self._membership.job.checkpoint_every
         if every and self.is_lead and self.global_step and self.global_step % every == 0:
-            self._keep(self._automatic())
+            self._keep()
         if self._membership.change_is_due:
             self._peers.change(self._send_state)
         self._tell_of_changes()
@@ -366,21 +368,10 @@ class Trainer:
             )
         self._changes_told = len(self._membership.changes)
 
-    def _automatic(self) -> Path:
-        return self._membership.job.folder / "checkpoints" / f"step-{self.global_step:09d}.pt"
-
-    def _keep(self, path: Path) -> None:
-        """Write an automatic checkpoint, if nobody has yet, and drop all but the last two."""
-        if not self._resumable:
-            return
-        if not path.exists():
-            checkpoint.write(path, self._contents())
-        for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
-            old.unlink(missing_ok=True)
-
-    def _contents(self) -> dict[str, Any]:
-        results = {"results": self._recorded.section}
-        return {"job": self._job_facts(), **snapshot.take(self._live, self._position), **results}
+    def _keep(self) -> None:
+        """Write an automatic checkpoint, for the one Trainer that can be resumed."""
+        if self._resumable:
+            self._keeper.keep(self._position)
 
     def _send_state(self, group: Group) -> None:
         contents = snapshot.take(self._live, self._position)
@@ -402,7 +393,7 @@ class Trainer:
         return value
 
     def _save(self, path: Path) -> None:
-        self._write_once("save", path, lambda: checkpoint.write(path, self._contents()))
+        self._keeper.save(path, self._position)
         self._events.write(Saved(self.global_step, str(path)))
 
     def _record(self, batch: GlobalBatch, result: StepResult, seconds: float) -> None:
@@ -453,16 +444,3 @@ class Trainer:
         self._peers.share(call, list(tensors_in([live.model.state_dict(), live.optimizer.state_dict()["state"]])))
         self._events.write(SetRight(self.global_step, odd))
         return self.digest()
-
-    def _write_once(self, call: str, path: Path, write: Callable[[], None]) -> None:
-        failures: list[CheckpointError] = []
-
-        def written() -> int:
-            try:
-                write()
-            except CheckpointError as error:
-                failures.append(error)
-            return len(failures)
-
-        if self._peers.from_lead(call, self.global_step, written):
-            raise failures[-1] if failures else CheckpointError(f"the lead worker could not write {path}")
