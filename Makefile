@@ -5,7 +5,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup data demo lint test chaos bench clean
+.PHONY: help setup data demo lint test chaos bench docs clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -40,6 +40,10 @@ chaos: setup  ## random schedules of kills and resizes: make chaos MINUTES=10 [S
 bench: setup data  ## speed, memory and the paper's results (long)
 	$(BIN)/pip install -q -e '.[bench]'
 	$(BIN)/python -m benchmarks
+
+docs: setup  ## the documents as a site, in out/site
+	$(BIN)/pip install -q -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove what was made here
 	rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,6 +27,7 @@ if __name__ == "__main__":
         step = saved["step"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
     while not (folder / "enough").exists():
         start = (step * 64) % 4096
         mine = slice(start + rank * 64 // size, start + (rank + 1) * 64 // size)
@@ -41,4 +42,3 @@ if __name__ == "__main__":
                 state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(state, folder / "partial")
                 os.replace(folder / "partial", checkpoint)
-        (folder / f"pid-{rank}").write_text(str(os.getpid()))
