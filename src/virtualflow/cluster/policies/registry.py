@@ -22,6 +22,7 @@ BUILT_IN = {  # name -> module and class; imported when asked for, since some ne
     "las-mixed-columns": "virtualflow.cluster.policies.las_mixed:LasMixedColumns",
     "water-filling": "virtualflow.cluster.policies.las:WaterFilling",
     "ftf": "virtualflow.cluster.policies.finish:FinishTimeFairness",
+    "tiresias": "virtualflow.cluster.policies.tiresias:Tiresias",
     "makespan": "virtualflow.cluster.policies.finish:Makespan",
 }
 
