@@ -10,14 +10,14 @@ from virtualflow.cluster.policies.shares import Claim, largest_remainder, powers
 from virtualflow.errors import ConfigError
 
 claims = st.lists(
-    st.builds(Claim, st.sampled_from([1.0, 5.0, 10.0, 0.3]), st.integers(0, 20).map(float), st.integers(1, 12)),
+    st.builds(Claim.of, st.sampled_from([1.0, 5.0, 10.0, 0.3]), st.integers(0, 20).map(float), st.integers(1, 12)),
     min_size=1,
     max_size=12,
 )
 
 
 def claim(weight: float, demand: int, arrival: float = 0.0) -> Claim:
-    return Claim(weight, arrival, demand)
+    return Claim.of(weight, arrival, demand)
 
 
 def test_the_papers_example_leaves_no_device_idle() -> None:

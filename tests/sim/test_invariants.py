@@ -135,7 +135,10 @@ def test_nobody_shrinks_while_a_lower_priority_grows(
     def check(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None:
         weights = {state.id: policy.weight(state, snapshot) for state in snapshot.jobs()}  # type: ignore[attr-defined]
         losers = [name for name in before if after[name] < before[name]]
-        growing = [name for name in before if after[name] > before[name]]
+        growing = [name for name in before if after[name] > before[name] > 0]
+        admitted = [name for name in before if after[name] > before[name] == 0]
+        if len(admitted) == 1:  # of several, a lower one may come in beside a higher one for which others shrank
+            growing += admitted
         assert all(weights[winner] >= weights[loser] for winner in growing for loser in losers)
         assert all(after[name] >= 1 for name in before if before[name])
 

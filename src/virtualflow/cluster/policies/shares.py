@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import lt
 from typing import NamedTuple
 
 from virtualflow.errors import ConfigError
 
 DIGITS = 9  # remainders that differ by less are equal: the rest is rounding
+
+
+Kind = tuple[float, int]  # weight and demand: claims that are alike in them have equal shares
 
 
 class Claim(NamedTuple):
@@ -18,6 +22,11 @@ class Claim(NamedTuple):
     weight: float
     arrival_seconds: float
     demand: int
+    kind: Kind
+
+    @classmethod
+    def of(cls, weight: float, arrival_seconds: float, demand: int) -> Claim:
+        return cls(weight, arrival_seconds, demand, (weight, demand))
 
 
 Split = Callable[[Sequence[Claim], int], list[int]]
@@ -32,31 +41,36 @@ def rounding(name: str) -> Split:
 
 def largest_remainder(claims: Sequence[Claim], devices: int) -> list[int]:
     """Fair shares rounded down, and the devices left over to the largest remainders."""
-    if sum(claim.demand for claim in claims) <= devices:
+    # In a large cluster most jobs are like many others, so that almost all is done by kind and not by job.
+    kinds = [claim.kind for claim in claims]
+    counts = Counter(kinds)
+    if sum(demand * count for (_, demand), count in counts.items()) <= devices:
         return [claim.demand for claim in claims]
-    # Jobs of equal weight and demand have equal shares, and in a large cluster most jobs are like many others.
-    kinds = Counter((claim.weight, claim.demand) for claim in claims)
-    exact = fair(kinds, devices)
+    exact = fair(counts, devices)
     whole = {kind: int(share + 0.5 * 10**-DIGITS) for kind, share in exact.items()}
-    left = devices - sum(whole[kind] * count for kind, count in kinds.items())
-    order: dict[tuple[float, float], list[tuple[float, int]]] = {}  # by remainder and weight
+    left = devices - sum(whole[kind] * count for kind, count in counts.items())
+    order: dict[tuple[float, float], set[Kind]] = {}  # by remainder and weight
     for kind, share in exact.items():
         if share > whole[kind]:
-            order.setdefault((-round(share - whole[kind], DIGITS), -kind[0]), []).append(kind)
-    result = [whole[claim.weight, claim.demand] for claim in claims]
+            order.setdefault((-round(share - whole[kind], DIGITS), -kind[0]), set()).add(kind)
+    last: set[Kind] = set()  # those of which only the first get one more
     for key in sorted(order):
-        alike = set(order[key])
-        places = [place for place, claim in enumerate(claims) if (claim.weight, claim.demand) in alike]
+        number = sum(counts[kind] for kind in order[key])
+        if number > left:
+            last = order[key]
+            break
+        whole.update((kind, whole[kind] + 1) for kind in order[key])
+        left -= number
+    result = list(map(whole.__getitem__, kinds))
+    if left:
+        places = [place for place, kind in enumerate(kinds) if kind in last]
         places.sort(key=lambda place: claims[place].arrival_seconds)
         for place in places[:left]:
             result[place] += 1
-        left -= min(left, len(places))
-        if not left:
-            break
     return result
 
 
-def fair(kinds: Mapping[tuple[float, int], int], devices: int) -> dict[tuple[float, int], float]:
+def fair(kinds: Mapping[Kind, int], devices: int) -> dict[Kind, float]:
     """The shares ``min(demand, max(1, level x weight))`` at the level where they add up to all devices.
 
     *kinds* counts the claims by weight and demand.
@@ -118,9 +132,9 @@ def protect(claims: Sequence[Claim], before: Sequence[int], after: list[int]) ->
 
     Shares never make this happen, but rounding them does, and so does a job that took what the others left over.
     """
-    losers = [place for place in range(len(claims)) if after[place] < before[place]]
-    if not losers:
+    if not any(map(lt, after, before)):
         return
+    losers = [place for place in range(len(claims)) if after[place] < before[place]]
     losers.sort(key=lambda place: -claims[place].weight)
     winners = [place for place in range(len(claims)) if after[place] > max(1, before[place])]
     winners.sort(key=lambda place: claims[place].weight)

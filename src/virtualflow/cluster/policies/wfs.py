@@ -9,6 +9,7 @@ or from here on (``srtf``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import lt
 from typing import Any
 
 from virtualflow.cluster.job import JobState
@@ -62,27 +63,34 @@ class Wfs(Policy):
             order = sorted(range(len(states)), key=lambda place: (-claims[place].weight, claims[place].arrival_seconds))
             suspended = [states[place] for place in order[devices:]]
             states, claims = [states[place] for place in order[:devices]], [claims[place] for place in order[:devices]]
-        held = [state.allocation for state in states]
-        if snapshot.idle or suspended:
-            held = self._fit(claims, held, devices)
+        had = [state.allocation for state in states]
+        held = self._fit(claims, had, devices) if snapshot.idle or suspended else had
         for state in () if suspended else snapshot.queue:
             if len(claims) == devices:
                 break
             candidate = self._claim(state, snapshot)
             shared = self._fit([*claims, candidate], [*held, 0], devices)
-            if any(
-                new < old and claim.weight > candidate.weight
-                for claim, new, old in zip(claims, shared, held, strict=False)
-            ):
+            if self._costs_a_higher_one(candidate, claims, held, shared):
                 break
             states.append(state)
             claims.append(candidate)
-            held = shared
+            had, held = [*had, 0], shared
+        if self._any_number:
+            shares.protect(claims, had, held)  # over all admissions together
         grants = {state.id: NOTHING for state in suspended}
-        for state, count in zip(states, held, strict=True):
-            if count != state.allocation:
+        for state, before, count in zip(states, had, held, strict=True):
+            if count != before:
                 grants[state.id] = Grant.of(count)
         return grants
+
+    def _costs_a_higher_one(
+        self, candidate: Claim, claims: Sequence[Claim], held: Sequence[int], shared: Sequence[int]
+    ) -> bool:
+        """Whether a job of higher priority would lose a device if the candidate were admitted."""
+        if not any(map(lt, shared, held)):
+            return False
+        pairs = zip(claims, shared, held, strict=False)  # the candidate itself comes last, and holds nothing
+        return any(new < old and claim.weight > candidate.weight for claim, new, old in pairs)
 
     def _claims_of(self, snapshot: Snapshot) -> list[Claim]:
         """Those of running jobs, which stay what they are unless weights depend on progress."""
@@ -92,7 +100,7 @@ class Wfs(Policy):
         return claims
 
     def _claim(self, state: JobState, snapshot: Snapshot) -> Claim:
-        return Claim(self.weight(state, snapshot), state.job.arrival_seconds, state.job.demand)
+        return Claim.of(self.weight(state, snapshot), state.job.arrival_seconds, state.job.demand)
 
     def _fit(self, claims: Sequence[Claim], before: Sequence[int], devices: int) -> list[int]:
         if not claims:
