@@ -66,7 +66,7 @@ class Snapshot:
         return self.speed(job, {device_type: wanted}).steps_per_second
 
     def seconds_left(self, state: JobState) -> float:
-        """On its full demand, of the first type that has it. Needs `Policy.needs_progress` to be up to date."""
+        """On its full demand, of the type where that is fastest. Up to date if the policy `needs_progress`."""
         return state.steps_left / self.fastest(state.job)
 
     def fastest(self, job: Job) -> float:
