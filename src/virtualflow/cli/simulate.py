@@ -70,9 +70,13 @@ def simulate(
 ) -> None:
     """Run a trace of jobs under scheduling policies, in virtual time, and compare them.
 
-    Each job's speed comes from the profile of its workload, through the same solver that real runs use. The same
-    command gives the same result, to the bit. With --seeds, traces like this one are drawn anew, or, if it was not
-    drawn, its jobs are dealt out anew to its times of arrival.
+    A job's speed comes from the profile of its workload, through the solver that real runs use.
+
+    The same command gives the same result, to the bit.
+
+    With --seeds, a trace that was drawn is drawn anew; other traces' jobs are dealt out anew to the times of arrival.
+
+    Example: vf simulate trace.json --devices V100:8 --policy wfs --policy priority -o report/
     """
     if output is not None:
         charts.new_figure(1, 1)  # say at once if there will be no pictures
