@@ -136,7 +136,12 @@ def protect(claims: Sequence[Claim], before: Sequence[int], after: list[int]) ->
         return
     losers = [place for place in range(len(claims)) if after[place] < before[place]]
     losers.sort(key=lambda place: -claims[place].weight)
-    winners = [place for place in range(len(claims)) if after[place] > max(1, before[place])]
+    highest = claims[losers[0]].weight
+    winners = [
+        place
+        for place, claim in enumerate(claims)
+        if claim.weight < highest and after[place] > 1 and after[place] > before[place]
+    ]
     winners.sort(key=lambda place: claims[place].weight)
     for loser in losers:
         for winner in winners:
