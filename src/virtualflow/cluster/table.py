@@ -49,7 +49,8 @@ class Table:
         return self._known[key]
 
     def usable(self, job: Job, device_type: str) -> bool:
-        return job.workload == LINEAR or self._at(device_type.lower(), job.workload, 1) > 0
+        """Where its demand was measured to run: some workloads fit on one device of a type and not on four."""
+        return job.workload == LINEAR or self._at(device_type.lower(), job.workload, job.demand) > 0
 
     def slowdown(self, job: Job, beside: Sequence[Job], device_type: str) -> float:
         """What is left beside the worst of *beside*, as measured on one device each; 0 where they do not fit together.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -208,7 +209,8 @@ class _Engine:
         execution = self._executions[job_id]
         execution.look(seconds, partial(self._speed, job_id))
         due = execution.next_look()
-        self._push(max(due, seconds), _Order.LOOK, (job_id, execution.version))
+        if due < math.inf:  # else nothing changes by itself
+            self._push(max(due, seconds), _Order.LOOK, (job_id, execution.version))
 
     def _refresh_shared(self, seconds: float) -> None:
         """Jobs on shared devices change their speed when those they share them with come or go."""

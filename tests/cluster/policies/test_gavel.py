@@ -8,13 +8,15 @@ import pytest
 
 from virtualflow.cluster.free_sizes import FreeSizes
 from virtualflow.cluster.job import Job
-from virtualflow.cluster.messages import Resize, Start
+from virtualflow.cluster.messages import JobArrived, Resize, Start, Woken
 from virtualflow.cluster.policies import registry
-from virtualflow.cluster.policies.base import Options
+from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.policies.gavel import Gavel
+from virtualflow.cluster.scheduler import Scheduler
+from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.table import GAVEL_ROUND_SECONDS, Table
 from virtualflow.core.devices import parse_pools
-from virtualflow.errors import ConfigError
+from virtualflow.errors import ConfigError, PolicyError
 from virtualflow.sim import costs, importers, metrics, throughputs
 from virtualflow.sim.engine import simulate
 from virtualflow.sim.result import Run
@@ -46,7 +48,7 @@ def test_without_gavels_gate_jobs_end_sooner() -> None:
 
 
 @NEEDS_DATA
-@pytest.mark.parametrize(("rate", "least"), [(4, 0.25), (8, 0.22), (12, 0.05)])
+@pytest.mark.parametrize(("rate", "least"), [(4, 0.25), (8, 0.2), (12, 0.0)])
 def test_mixed_allocations_shorten_the_papers_traces(rate: int, least: float) -> None:
     jobs = importers.read(DATA / f"het_traces/{rate}jph.csv").jobs
     speeds = FreeSizes()
@@ -117,7 +119,7 @@ def test_gavels_gate_keeps_a_new_job_waiting() -> None:
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(ConfigError, match="knows only gavel"):
+    with pytest.raises(ConfigError, match="knows gavel and paper"):
         registry.make("las", Options(compat="slurm"))
 
 
@@ -140,10 +142,29 @@ def test_a_table_knows_what_sharing_leaves() -> None:
         TABLE.usable(a, "P100")
 
 
-def test_actions_name_the_types() -> None:
-    from virtualflow.cluster.messages import JobArrived, Woken
-    from virtualflow.cluster.scheduler import Scheduler
+def test_a_job_is_not_put_where_its_demand_does_not_run() -> None:
+    """In Gavel's table some workloads fit on one K80, and not on four."""
+    table = Table({"v100": {("a", 1): 1.0, ("a", 4): 3.0}, "k80": {("a", 1): 0.1, ("a", 4): 0.0}}, {})
+    jobs = [Job(str(n), 0.0, 4, 900, "a") for n in range(3)]
+    for name in (*FAMILY, "tiresias"):
+        found = simulate(jobs, parse_pools("K80:4,V100:4"), registry.make(name), table, costs.NONE)
+        assert {d.split(":")[0] for each in found.jobs for s in each.segments for d in s.devices} == {"V100"}
 
+
+def test_a_policy_that_leaves_a_job_where_it_cannot_run_is_told_so() -> None:
+    table = Table({"v100": {("a", 1): 1.0}, "k80": {("a", 1): 0.0}}, {})
+
+    class Stubborn(Policy):
+        name = "stubborn"
+
+        def allocate(self, snapshot: Snapshot) -> Decision:
+            return Decision({state.id: Grant({"K80": 1}) for state in snapshot.queue})
+
+    with pytest.raises(PolicyError, match="stubborn stopped deciding"):
+        simulate([Job("x", 0.0, 1, 1, "a")], parse_pools("K80:1,V100:1"), Stubborn(), table, costs.NONE)
+
+
+def test_actions_name_the_types() -> None:
     brain = Scheduler(parse_pools("V100:1,K80:1"), registry.make("las"), TABLE)
     brain.handle(JobArrived(0.0, Job("a", 0.0, 1, 1e6, "a")))
     assert brain.handle(Woken(0.0))[0] == Start("a", ("V100:0",))

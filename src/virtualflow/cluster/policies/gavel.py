@@ -4,7 +4,8 @@ Each policy of the family has its own program, which says for each job and devic
 should spend there. Rounds come near those shares: in each one, the jobs that are furthest behind on a type run on it.
 
 With ``--compat gavel`` the rounds are those of Gavel's own simulator: the program is solved again only if jobs came or
-ended *and* 1920 s have passed, so that a new job may wait; a round also ends when all of its jobs have.
+ended *and* 1920 s have passed, so that a new job may wait; a round also ends when all of its jobs have. ``--compat
+paper`` is for the policies of ``las.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from virtualflow.cluster.table import GAVEL, GAVEL_ROUND_SECONDS
 from virtualflow.errors import ConfigError
 
 GATE_SECONDS = 1920.0
+PAPER = "paper"  # the simulation of VirtualFlow's paper
 FILLED_FIRST = ("v100", "p100", "k80")  # in Gavel's simulator
 
 
@@ -74,8 +76,8 @@ class Gavel(Policy):
 
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
         super().__init__(options)
-        if options.compat not in (None, GAVEL):
-            raise ConfigError(f"--compat {options.compat}: {self.name} knows only {GAVEL}")
+        if options.compat not in (None, GAVEL, PAPER):
+            raise ConfigError(f"--compat {options.compat}: {self.name} knows {GAVEL} and {PAPER}")
         self._compat = options.compat == GAVEL
         self.round_seconds = None if self._compat else GAVEL_ROUND_SECONDS
         self.rounds = self.solved = 0  # so far
@@ -117,7 +119,10 @@ class Gavel(Policy):
         """The column of each job of this round."""
         chosen: dict[str, int] = {}
         self.fill_types(chosen, dict(self._capacity))
-        # In Gavel's simulator, a job that the program has not seen yet is given workers but does not run on them.
+        return self.seen_by_the_program(chosen)
+
+    def seen_by_the_program(self, chosen: Mapping[str, int]) -> dict[str, int]:
+        """In Gavel's simulator, a job that the program has not seen yet is given workers but does not run on them."""
         return {name: place for name, place in chosen.items() if self._entries[name].solved}
 
     def fill_types(self, chosen: dict[str, int], left: dict[str, int]) -> None:

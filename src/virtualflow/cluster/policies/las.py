@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from virtualflow.cluster.policies.gavel import Entry, Gavel, program_of
+from virtualflow.cluster.policies.gavel import PAPER, Column, Entry, Gavel, program_of
 from virtualflow.cluster.program import Floats, Program, max_min, water_filling
 from virtualflow.cluster.snapshot import Snapshot
 
@@ -20,9 +20,16 @@ class Las(Gavel):
     def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
         values: list[float] = []
         for entry in entries:
-            scale = 1 / (entry.state.job.priority * even_speed(entry, snapshot))
+            scale = 1 / (entry.state.job.priority * self.usual_speed(entry, snapshot))
             values += [column.worth * scale for column in entry.columns]
         return program_of(entries, values, snapshot.capacity)
+
+    def usual_speed(self, entry: Entry, snapshot: Snapshot) -> float:
+        """A job's speed if its time went to the types in proportion to their devices; in the paper's, evenly."""
+        alone = [(column.steps_per_second, name) for column in entry.columns for name in _only(column)]
+        if self.options.compat == PAPER:
+            return sum(speed for speed, _ in alone) / len(alone)
+        return sum(speed * snapshot.capacity[name] for speed, name in alone) / snapshot.devices
 
 
 class LasAgnostic(Las):
@@ -48,12 +55,6 @@ class WaterFilling(Las):
         return water_filling(self.program(entries, snapshot)).shares
 
 
-def even_speed(entry: Entry, snapshot: Snapshot) -> float:
-    """A job's speed if its time went to the types in proportion to their devices."""
-    devices = snapshot.devices
-    return sum(
-        column.steps_per_second * snapshot.capacity[name] / devices
-        for column in entry.columns
-        if len(column.counts) == 1
-        for name in column.counts
-    )
+def _only(column: Column) -> list[str]:
+    """The type of a column, if there is just one."""
+    return list(column.counts) if len(column.counts) == 1 else []

@@ -35,6 +35,7 @@ class LasMixed(Las):
         left = dict(self._capacity)
         self.fill_mixed(chosen, left)
         self.fill_types(chosen, left)
+        chosen = self.seen_by_the_program(chosen)
         self._more = {}
         while any(left.values()) and self._offer(chosen, left, snapshot):
             pass
