@@ -25,8 +25,6 @@ class Job:
     node_size: int = 1
     virtual_nodes: int = 0  # 0: as many as the demand
     priority: float = 1.0
-    examples_per_epoch: int = 0  # 0: unknown
-    opportunistic: bool = False  # may run beside others, without a claim to devices of its own
 
     def __post_init__(self) -> None:
         if self.demand < 1 or not self.steps > 0 or not self.priority > 0 or self.node_size < 1:

@@ -104,10 +104,9 @@ def _job(name: str, seconds: float, recipe: Recipe, chance: random.Random) -> Jo
     ]
     batch, devices, nodes = chance.choice(shapes)
     if row.steps:
-        steps, examples = chance.choice(row.steps), 0
+        steps = chance.choice(row.steps)
     else:
-        examples = EXAMPLES[row.dataset]
-        steps = max(1, chance.choice(row.epochs) * examples // batch)
+        steps = max(1, chance.choice(row.epochs) * EXAMPLES[row.dataset] // batch)
     return Job(
         id=name,
         arrival_seconds=seconds,
@@ -117,5 +116,4 @@ def _job(name: str, seconds: float, recipe: Recipe, chance: random.Random) -> Jo
         node_size=row.node_size,
         virtual_nodes=devices * nodes,
         priority=chance.choice(PRIORITIES),
-        examples_per_epoch=examples,
     )

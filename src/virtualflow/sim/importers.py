@@ -99,7 +99,6 @@ def _paper(number: int, row: Mapping[str, Any]) -> Job:
         node_size=size,
         virtual_nodes=nodes,
         priority=float(row["priority"]),
-        examples_per_epoch=examples,
     )
 
 
