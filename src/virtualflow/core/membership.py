@@ -133,7 +133,10 @@ class Membership(Protocol):
         """Whether this worker runs the script to catch up with a job under way."""
 
     def join(self, receive_state: Handover) -> None:
-        """Wait for the generation that includes this worker; return with the job's state."""
+        """Wait for the generation that includes this worker; return with the job's state.
+
+        Raises PeerLostError if somebody is lost after the state has come: this worker then recovers like the others.
+        """
 
     def record(self, result: Any) -> None:
         """Keep the result of a call made before the first epoch, for workers that join later."""

@@ -179,14 +179,10 @@ class Member:
             self._end()  # without the state: the job starts another one if it wants one
         self._wire.send(holding=new.number)
         self.joining = False
-        try:
-            self._form(new)
-            watch.lap("form group")
-            self._note_change(before, watch)
-            self._wire.send(formed=new.number)
-        except PeerLostError:
-            self._generation = new
-            self.recover()
+        self._form(new)
+        watch.lap("form group")
+        self._note_change(before, watch)
+        self._wire.send(formed=new.number)
 
     def record(self, result: Any) -> None:
         self._wire.send(call=self._calls, result=result)

@@ -81,6 +81,15 @@ class Peers:
             # Nothing can have been missed but the last agreement, and this worker has that.
             self.catch_up()
 
+    def join(self, receive_state: Handover) -> None:
+        """Become part of a job that is under way."""
+        try:
+            self.membership.join(receive_state)
+        except CoordinatorLostError:
+            raise
+        except PeerLostError:
+            self.catch_up()  # as after a change: this worker came with the last agreement
+
     def gathered(self, call: str, number: int, value: int) -> list[int]:
         """Every worker's *value*, in the order of their ranks."""
 

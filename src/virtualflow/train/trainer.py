@@ -150,7 +150,7 @@ class Trainer:
         if self._membership.joining:
             model = sum(parameter.nbytes for parameter in self._live.model.parameters())
             allocator.have_ready(4 * model)  # the state that comes, with an optimizer's, and the sums
-            self._membership.join(self._receive_state)
+            self._peers.join(self._receive_state)
         elif self._membership.job.resume_from is not None and self._resumable and self.global_step == 0:
             self.load(self._membership.job.resume_from)
         for epoch in range(self._position.next_epoch, count):
