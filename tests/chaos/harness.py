@@ -58,9 +58,16 @@ class Chaos:
         self._devices = devices
         self._patience = patience_seconds
         self._rebalance = rebalance
+        self._hold = folder / "hold"  # while it is there, a job that was told of it is slow
         self.done: Counter[str] = Counter()
         self._position = 0
         self._step = 0
+
+    def run_held(self, strikes: list[Strike]) -> Finished:
+        """Run so that all *strikes* have had their effect before the job ends."""
+        self._hold.parent.mkdir(parents=True, exist_ok=True)
+        self._hold.touch()
+        return self.run(strikes, hold=str(self._hold))
 
     def run(self, strikes: list[Strike] = (), **options: Any) -> Finished:  # type: ignore[assignment]
         ids = self.folder.path / "ids"
@@ -92,6 +99,8 @@ class Chaos:
                     self._step = event.step
         while self._left and self._step >= self._left[0].step:
             self._strike(self._left.pop(0))
+        if not self._left and self._coordinator.roster.is_settled:
+            self._hold.unlink(missing_ok=True)
 
     def _strike(self, strike: Strike) -> None:
         workers = self._coordinator.state()["workers"]

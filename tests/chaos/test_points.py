@@ -56,7 +56,7 @@ def test_all_but_one_killed(backend: LocalBackend, tmp_path: Path, calm: Finishe
 
 def test_down_to_one_device_and_up_again(backend: LocalBackend, tmp_path: Path, calm: Finished) -> None:
     chaos = Chaos(backend, tmp_path / "job", devices=3)
-    finished = chaos.run([Strike(3, "resize", devices=1), Strike(8, "resize", devices=4)])
+    finished = chaos.run_held([Strike(3, "resize", devices=1), Strike(8, "resize", devices=4)])
     assert_undisturbed(finished, calm)
     assert [len(change.devices) for change in finished.changes] == [1, 4]
 
