@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import report
+from benchmarks.elastic import Quiet
 from benchmarks.mixed_job import BATCH_SIZE, VIRTUAL_NODES
 from virtualflow.cli.main import app
 from virtualflow.cli.options import devices_of
@@ -177,16 +178,11 @@ def _measured(
 def _through(backend: LocalBackend, folder: Path, job: JobSpec) -> Coordinator:
     place = JobFolder(folder)
     place.create(job)
-    coordinator = Coordinator(job, place, backend, _Quiet())
+    coordinator = Coordinator(job, place, backend, Quiet())
     outcome = coordinator.run()
     if outcome.code:
         raise RuntimeError(outcome.failure)
     return coordinator
-
-
-class _Quiet:
-    def write(self, device: str, stream: str, data: bytes, *, lead: bool) -> None: ...
-    def close(self) -> None: ...
 
 
 def _straggler(section: report.Section, folder: Path) -> dict[str, float]:
