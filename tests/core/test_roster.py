@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtualflow.core.balance import Speeds
+from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import Mapping, rebalance, spread
-from virtualflow.core.roster import Action, Finish, Generation, GiveUp, Kill, Publish, Release, Roster, Start
+from virtualflow.core.roster import Action, Finish, GiveUp, Kill, Publish, Release, Roster, Start
 from virtualflow.errors import MappingError
 
 

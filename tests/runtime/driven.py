@@ -22,6 +22,17 @@ def pace(trainer):  # ever slower, so that a test can do all that it plans on a 
     if (folder / "slow").exists():
         time.sleep(0.02 * 1.05**trainer.global_step)
 """
+TRAIN = """
+import os, virtualflow as vf
+from tests.train.small import make, mlp, regression
+
+vf.seed(0)
+trainer = make(mlp())
+for _ in trainer.epochs(20):
+    for batch in trainer.batches(regression()):
+        trainer.step(batch)
+        pace(trainer)
+"""
 
 
 class Driven:

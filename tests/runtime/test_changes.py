@@ -11,25 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.driven import Driven, to
+from tests.runtime.driven import TRAIN, Driven, to
 from virtualflow.errors import MappingError
 from virtualflow.runtime import worker
 from virtualflow.runtime.backend import Exit
 from virtualflow.runtime.coordinator import Coordinator
 from virtualflow.runtime.local import LocalBackend
 from virtualflow.runtime.spec import WorkerSpec
-
-TRAIN = """
-import os, virtualflow as vf
-from tests.train.small import make, mlp, mse, regression
-
-vf.seed(0)
-trainer = make(mlp())
-for _ in trainer.epochs(20):
-    for batch in trainer.batches(regression()):
-        trainer.step(batch)
-        pace(trainer)
-"""
 
 
 class Noted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.conftest import Finished
-from tests.runtime.driven import Driven, to, to_others
+from tests.runtime.driven import TRAIN, Driven, to, to_others
 from virtualflow.core.certificate import compare
 from virtualflow.runtime.coordinator import Coordinator
 from virtualflow.runtime.local import LocalBackend
@@ -72,18 +72,7 @@ def test_a_joiner_runs_the_script_that_the_job_began_with(backend: LocalBackend,
 
 
 def test_a_job_moves_to_wholly_other_devices_and_back(backend: LocalBackend, tmp_path: Path) -> None:
-    script = """
-import os, virtualflow as vf
-from tests.train.small import make, mlp, regression
-
-vf.seed(0)
-trainer = make(mlp())
-for _ in trainer.epochs(20):
-    for batch in trainer.batches(regression()):
-        trainer.step(batch)
-        pace(trainer)
-print(trainer.digest())
-"""
+    script = TRAIN + "print(trainer.digest())\n"
     plan = [(3, to_others("a", "b", "c")), (6, to_others("x")), (9, to_others("0", "1"))]
     calm = Driven(backend, tmp_path / "calm", script).run()
     finished = Driven(backend, tmp_path / "disturbed", script).run(2, plan)

@@ -24,8 +24,10 @@ class Speeds:
     seen: dict[DeviceId, float] = field(default_factory=dict)  # how many times longer than the profile says
 
     def seconds(self, device: DeviceId, node_size: int) -> float:
-        typical = sorted(self.seen.values())[len(self.seen) // 2] if self.seen else 1.0
-        return self._expected(device, node_size) * self.seen.get(device, typical)
+        factor = self.seen.get(device)
+        if factor is None:  # as the others
+            factor = sorted(self.seen.values())[len(self.seen) // 2] if self.seen else 1.0
+        return self._expected(device, node_size) * factor
 
     def fits(self, device: DeviceId, node_size: int) -> bool:
         """Whether the device's memory holds a node of that size, as far as is known."""

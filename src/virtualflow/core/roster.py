@@ -10,21 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from virtualflow.core.balance import Speeds, balanced
+from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import DeviceId, Mapping, first_mapping, rebalance
 from virtualflow.errors import MappingError
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One version of the membership, as every worker hears of it."""
-
-    number: int
-    cause: str  # "start", "resize", "remap", "loss" or "stop"
-    devices: tuple[DeviceId, ...]  # in the order of their ranks; the first one's worker is the lead
-    owners: tuple[DeviceId, ...] | None = None  # the mapping, once the number of virtual nodes is known
-    joining: tuple[DeviceId, ...] = ()
-    leaving: tuple[DeviceId, ...] = ()
-    sender: DeviceId | None = None  # who gives the job's state to those who join
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import Mapping
-from virtualflow.core.roster import Action, Finish, Generation, GiveUp, Kill, Publish, Release, Roster, Start
+from virtualflow.core.roster import Action, Finish, GiveUp, Kill, Publish, Release, Roster, Start
 from virtualflow.errors import LaunchError, MappingError
 from virtualflow.runtime import balancing
 from virtualflow.runtime.backend import Backend

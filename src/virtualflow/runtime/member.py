@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from virtualflow.core import faults
+from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import Mapping, first_mapping, spread
 from virtualflow.core.membership import Change, Handover, Job
-from virtualflow.core.roster import Generation
 from virtualflow.errors import CoordinatorLostError, PeerLostError
 from virtualflow.runtime.rendezvous import TorchGroup
 from virtualflow.runtime.spec import WorkerSpec

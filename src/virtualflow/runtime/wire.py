@@ -9,7 +9,7 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
-from virtualflow.core.roster import Generation
+from virtualflow.core.generation import Generation
 
 LARGEST_MESSAGE = 64 * 2**20
 TAKE_SECONDS = 5.0  # for the other end to read on, with hundreds of kilobytes under way
