@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import Job, JobState
 from virtualflow.cluster.messages import Action, Resize, Start, Suspend
 from virtualflow.cluster.placement import Placement
 from virtualflow.cluster.policies.base import ANY, Grant
@@ -38,6 +38,16 @@ class Assignment:
             if action is not None:
                 actions.append(action)
         return actions
+
+    def adopt(self, now: float, state: JobState, devices: tuple[str, ...]) -> None:
+        """A job has these devices already."""
+        self.placement.claim(devices)
+        self._set(now, state, self.placement.in_order(devices), None)
+
+    def ask_for(self, state: JobState, job: Job) -> None:
+        """A running job asks for more or fewer devices than before."""
+        self.lacking += max(0, job.demand - state.allocation) - max(0, state.job.demand - state.allocation)
+        state.job = job
 
     def end(self, now: float, state: JobState) -> list[Action]:
         """Free the devices of a job that is over; its guests take over those they are on."""

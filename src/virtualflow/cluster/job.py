@@ -25,6 +25,7 @@ class Job:
     node_size: int = 1
     virtual_nodes: int = 0  # 0: as many as the demand
     priority: float = 1.0
+    least: int = 1  # it would rather wait than run on fewer devices
 
     def __post_init__(self) -> None:
         if self.demand < 1 or not self.steps > 0 or not self.priority > 0 or self.node_size < 1:
@@ -32,6 +33,8 @@ class Job:
                 f"job {self.id}: its demand ({self.demand}), steps ({self.steps}), priority ({self.priority}) and "
                 f"node size ({self.node_size}) must all be above 0"
             )
+        if not 1 <= self.least <= self.demand:
+            raise ConfigError(f"job {self.id} asks for {self.demand} devices and for at least {self.least}")
         if not math.isfinite(self.arrival_seconds) or not math.isfinite(self.steps):
             raise ConfigError(f"job {self.id}: its time of arrival and its steps must be finite numbers")
         if self.virtual_nodes == 0:

@@ -15,6 +15,23 @@ class JobArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class JobChanged:
+    """Its owner asks for something else, or more is known of it than before."""
+
+    seconds: float
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class JobsFound:
+    """Jobs that were there before the scheduler: those that run, with their devices, and those that wait."""
+
+    seconds: float
+    running: tuple[tuple[Job, tuple[str, ...]], ...]
+    waiting: tuple[Job, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class JobEnded:
     """It finished, failed for good, or was withdrawn: its devices are free."""
 
@@ -53,7 +70,7 @@ class Woken:
     seconds: float
 
 
-Event = JobArrived | JobEnded | DevicesLost | DevicesJoined | Progress | Woken
+Event = JobArrived | JobChanged | JobsFound | JobEnded | DevicesLost | DevicesJoined | Progress | Woken
 
 
 @dataclass(frozen=True, slots=True)

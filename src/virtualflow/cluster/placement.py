@@ -88,6 +88,15 @@ class Placement:
             taken += self._take_from(self._rooms[device_type].best(count - len(taken)), count - len(taken))
         return taken
 
+    def claim(self, devices: Iterable[str]) -> None:
+        """Take just these, which are free."""
+        for device in devices:
+            machine = self._machine.get(device)
+            if machine is None or device not in self._free[machine]:
+                raise ConfigError(f"device {device} is not free, or not part of the cluster")
+            self._free[machine].remove(device)
+            self._move(machine, -1)
+
     def give_back(self, devices: Iterable[str]) -> None:
         for device in devices:
             if device in self.lost:

@@ -6,21 +6,23 @@ import math
 from collections.abc import Sequence
 
 from virtualflow.cluster.assignment import Assignment
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import Job, JobState
 from virtualflow.cluster.messages import (
     Action,
     DevicesJoined,
     DevicesLost,
     Event,
     JobArrived,
+    JobChanged,
     JobEnded,
+    JobsFound,
     Progress,
     Suspend,
     WakeAt,
     Woken,
 )
 from virtualflow.cluster.placement import Placement
-from virtualflow.cluster.policies.base import Policy
+from virtualflow.cluster.policies.base import NOTHING, Policy
 from virtualflow.cluster.queue import Queue
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput import Throughput
@@ -77,11 +79,18 @@ class Scheduler:
     def _apply(self, event: Event) -> list[Action]:
         actions: list[Action] = []
         if isinstance(event, JobArrived):
-            self._arrived(event)
+            self._arrived(event.job)
+        elif isinstance(event, JobChanged):
+            self._changed(event.job)
+        elif isinstance(event, JobsFound):
+            for job in event.waiting:
+                self._arrived(job)
+            for job, devices in event.running:
+                self._arrived(job)
+                self._queue.remove(job.id)
+                self._assignment.adopt(self._now, self._states[job.id], devices)
         elif isinstance(event, JobEnded):
-            if event.job_id not in self._states:
-                raise ConfigError(f"job {event.job_id} is not there, or has ended before")
-            state = self._states.pop(event.job_id)
+            state = self._states.pop(self._known(event.job_id).id)
             self._jobs_changed = True
             if event.job_id in self._queue:
                 self._queue.remove(event.job_id)
@@ -96,8 +105,23 @@ class Scheduler:
             self.placement.join(event.devices)
         return actions
 
-    def _arrived(self, event: JobArrived) -> None:
-        job = event.job
+    def _known(self, job_id: str) -> JobState:
+        if job_id not in self._states:
+            raise ConfigError(f"job {job_id} is not there, or has ended before")
+        return self._states[job_id]
+
+    def _changed(self, job: Job) -> None:
+        state = self._known(job.id)
+        self._jobs_changed = True
+        self.policy.forget(job.id)
+        if job.id in self._queue:
+            self._queue.remove(job.id)
+            state.job = job
+            self._wait(state)
+        else:
+            self._assignment.ask_for(state, job)
+
+    def _arrived(self, job: Job) -> None:
         if job.id in self._states:
             raise ConfigError(f"there are two jobs called {job.id}")
         if not any(self._throughput.usable(job, name) for name in self.placement.machine_sizes):
@@ -136,6 +160,8 @@ class Scheduler:
             if job_id not in self._states:
                 raise PolicyError(f"policy {self.policy.name} granted devices to job {job_id}, which is not there")
             state = self._states[job_id]
+            if 0 < sum(grant.counts.values()) < state.job.least:
+                grant = NOTHING
             if job_id in self._queue and grant.counts:
                 self._queue.remove(job_id)
             grants.append((state, grant))

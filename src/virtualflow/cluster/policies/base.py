@@ -76,5 +76,8 @@ class Policy(ABC):
         """The place of a waiting job in the queue: the smallest is first."""
         return (state.job.arrival_seconds,)
 
+    def forget(self, job_id: str) -> None:  # noqa: B027, few policies keep anything
+        """What was known of a job is out of date: its priority or its demand has changed."""
+
     @abstractmethod
     def allocate(self, snapshot: Snapshot) -> Decision: ...

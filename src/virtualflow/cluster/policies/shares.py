@@ -1,4 +1,4 @@
-"""Dividing devices by weight, in whole numbers: each claim gets at least 1 and at most its demand."""
+"""Dividing devices by weight, in whole numbers: each claim gets at least its least and at most its demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from virtualflow.errors import ConfigError
 DIGITS = 9  # remainders that differ by less are equal: the rest is rounding
 
 
-Kind = tuple[float, int]  # weight and demand: claims that are alike in them have equal shares
+Kind = tuple[float, int, int]  # weight, demand and least: claims that are alike in them have equal shares
 
 
 class Claim(NamedTuple):
@@ -22,11 +22,12 @@ class Claim(NamedTuple):
     weight: float
     arrival_seconds: float
     demand: int
+    least: int
     kind: Kind
 
     @classmethod
-    def of(cls, weight: float, arrival_seconds: float, demand: int) -> Claim:
-        return cls(weight, arrival_seconds, demand, (weight, demand))
+    def of(cls, weight: float, arrival_seconds: float, demand: int, least: int = 1) -> Claim:
+        return cls(weight, arrival_seconds, demand, least, (weight, demand, least))
 
 
 Split = Callable[[Sequence[Claim], int], list[int]]
@@ -44,7 +45,7 @@ def largest_remainder(claims: Sequence[Claim], devices: int) -> list[int]:
     # In a large cluster most jobs are like many others, so that almost all is done by kind and not by job.
     kinds = [claim.kind for claim in claims]
     counts = Counter(kinds)
-    if sum(demand * count for (_, demand), count in counts.items()) <= devices:
+    if sum(demand * count for (_, demand, _), count in counts.items()) <= devices:
         return [claim.demand for claim in claims]
     exact = fair(counts, devices)
     whole = {kind: int(share + 0.5 * 10**-DIGITS) for kind, share in exact.items()}
@@ -71,17 +72,17 @@ def largest_remainder(claims: Sequence[Claim], devices: int) -> list[int]:
 
 
 def fair(kinds: Mapping[Kind, int], devices: int) -> dict[Kind, float]:
-    """The shares ``min(demand, max(1, level x weight))`` at the level where they add up to all devices.
+    """The shares ``min(demand, max(least, level x weight))`` at the level where they add up to all devices.
 
-    *kinds* counts the claims by weight and demand.
+    *kinds* counts the claims by weight, demand and least.
     """
-    # The sum grows with the level, at a slope that changes where a claim leaves 1 and where it meets its demand.
+    # The sum grows with the level, at a slope that changes where a claim leaves its least and meets its demand.
     bends: list[tuple[float, float]] = []
-    for (weight, demand), count in kinds.items():
-        if demand > 1:
-            bends += [(1 / weight, weight * count), (demand / weight, -weight * count)]
+    for (weight, demand, least), count in kinds.items():
+        if demand > least:
+            bends += [(least / weight, weight * count), (demand / weight, -weight * count)]
     bends.sort()
-    total, slope, level = float(sum(kinds.values())), 0.0, 0.0
+    total, slope, level = float(sum(least * count for (_, _, least), count in kinds.items())), 0.0, 0.0
     for at, change in bends:
         if total + slope * (at - level) >= devices:
             break
@@ -89,7 +90,7 @@ def fair(kinds: Mapping[Kind, int], devices: int) -> dict[Kind, float]:
         level, slope = at, slope + change
     if total < devices and slope > 0:
         level += (devices - total) / slope
-    return {kind: min(float(kind[1]), max(1.0, level * kind[0])) for kind in kinds}
+    return {kind: min(float(kind[1]), max(float(kind[2]), level * kind[0])) for kind in kinds}
 
 
 def powers_of_two(claims: Sequence[Claim], devices: int) -> list[int]:
@@ -101,8 +102,11 @@ def powers_of_two(claims: Sequence[Claim], devices: int) -> list[int]:
     open_places, left = list(range(len(claims))), devices
     while open_places:
         weights = sum(claims[place].weight for place in open_places)
-        given = {place: _power_below(left * claims[place].weight / weights) for place in open_places}
-        _halve(given, sorted(open_places, key=lambda place: claims[place].weight), left)
+        given = {
+            place: max(claims[place].least, _power_below(left * claims[place].weight / weights))
+            for place in open_places
+        }
+        _halve(given, claims, left)
         met = [place for place in open_places if given[place] >= claims[place].demand]
         for place in met or open_places:
             result[place] = min(given[place], claims[place].demand)
@@ -119,12 +123,13 @@ def _power_below(share: float) -> int:
     return int(2 ** math.floor(math.log2(max(1.0, share))))
 
 
-def _halve(given: dict[int, int], order: Sequence[int], devices: int) -> None:
+def _halve(given: dict[int, int], claims: Sequence[Claim], devices: int) -> None:
     total = sum(given.values())
-    for place in order:
-        while total > devices and given[place] > 1:
-            given[place] //= 2
-            total -= given[place]
+    for place in sorted(given, key=lambda place: claims[place].weight):
+        while total > devices and given[place] > claims[place].least:
+            half = max(claims[place].least, given[place] // 2)
+            total -= given[place] - half
+            given[place] = half
 
 
 def protect(claims: Sequence[Claim], before: Sequence[int], after: list[int]) -> None:
@@ -140,14 +145,14 @@ def protect(claims: Sequence[Claim], before: Sequence[int], after: list[int]) ->
     winners = [
         place
         for place, claim in enumerate(claims)
-        if claim.weight < highest and after[place] > 1 and after[place] > before[place]
+        if claim.weight < highest and after[place] > claim.least and after[place] > before[place]
     ]
     winners.sort(key=lambda place: claims[place].weight)
     for loser in losers:
         for winner in winners:
             if claims[winner].weight >= claims[loser].weight:
                 break
-            moved = min(before[loser] - after[loser], after[winner] - max(1, before[winner]))
+            moved = min(before[loser] - after[loser], after[winner] - max(claims[winner].least, before[winner]))
             after[loser] += moved
             after[winner] -= moved
 

@@ -30,6 +30,9 @@ class Wfs(Policy):
         self._any_number = options.round == "any"
         self._known: dict[str, Claim] = {}
 
+    def forget(self, job_id: str) -> None:
+        self._known.pop(job_id, None)
+
     def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
         return (-self.weight(state, snapshot), state.job.arrival_seconds)
 
@@ -59,16 +62,14 @@ class Wfs(Policy):
             return {}  # one each: nobody can give, so nobody can be admitted
         states, claims = list(snapshot.running.values()), self._claims_of(snapshot)
         suspended: list[JobState] = []
-        if len(states) > devices:  # some devices were lost: the last in line wait
-            order = sorted(range(len(states)), key=lambda place: (-claims[place].weight, claims[place].arrival_seconds))
-            suspended = [states[place] for place in order[devices:]]
-            states, claims = [states[place] for place in order[:devices]], [claims[place] for place in order[:devices]]
+        if sum(claim.least for claim in claims) > devices:  # some devices were lost: the last in line wait
+            states, claims, suspended = _that_fit(states, claims, devices)
         had = [state.allocation for state in states]
         held = self._fit(claims, had, devices) if snapshot.idle or suspended else had
         for state in () if suspended else snapshot.queue:
-            if len(claims) == devices:
-                break
             candidate = self._claim(state, snapshot)
+            if sum(claim.least for claim in claims) + candidate.least > devices:
+                break
             shared = self._fit([*claims, candidate], [*held, 0], devices)
             if self._costs_a_higher_one(candidate, claims, held, shared):
                 break
@@ -100,7 +101,7 @@ class Wfs(Policy):
         return claims
 
     def _claim(self, state: JobState, snapshot: Snapshot) -> Claim:
-        return Claim.of(self.weight(state, snapshot), state.job.arrival_seconds, state.job.demand)
+        return Claim.of(self.weight(state, snapshot), state.job.arrival_seconds, state.job.demand, state.job.least)
 
     def _fit(self, claims: Sequence[Claim], before: Sequence[int], devices: int) -> list[int]:
         if not claims:
@@ -109,6 +110,21 @@ class Wfs(Policy):
         if self._any_number:
             shares.protect(claims, before, after)
         return after
+
+
+def _that_fit(
+    states: Sequence[JobState], claims: Sequence[Claim], devices: int
+) -> tuple[list[JobState], list[Claim], list[JobState]]:
+    """The first in line, as far as the devices go, with their claims; and the others."""
+    order = sorted(zip(claims, states, strict=True), key=lambda pair: (-pair[0].weight, pair[0].arrival_seconds))
+    fit, left, devices_left = [], [], devices
+    for claim, state in order:
+        if claim.least <= devices_left:
+            devices_left -= claim.least
+            fit.append((state, claim))
+        else:
+            left.append(state)
+    return [state for state, _ in fit], [claim for _, claim in fit], left
 
 
 class Sjf(Wfs):
