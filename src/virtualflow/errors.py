@@ -91,3 +91,15 @@ class EventStreamError(VirtualFlowError):
 
 class LaunchError(VirtualFlowError):
     """The job could not be started."""
+
+
+class LedgerError(VirtualFlowError):
+    """The manager's records cannot be written."""
+
+
+class ManagerError(VirtualFlowError):
+    """The manager refuses, or is not there."""
+
+
+class UnknownJobError(ManagerError):
+    """The manager has no such job."""

@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
 from virtualflow.runtime import control
+from virtualflow.runtime.client import Client
 from virtualflow.runtime.folder import ENDED, JobFolder, all_jobs
 from virtualflow.runtime.output import LEAD_LOG
 
@@ -51,18 +52,26 @@ def status(
 
 def resize(
     job: JobArgument,
-    devices: Annotated[int, typer.Argument(help="How many devices from now on.", metavar="N")],
+    devices: Annotated[str, typer.Argument(help="How many devices from now on; auto: as the manager sees fit.")],
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job runs on them.")] = False,
 ) -> None:
-    """Let a running job go on with another number of devices. The last request wins."""
-    if devices < 1:
+    """Let a running job go on with another number of devices. The last request wins.
+
+    Under a manager this is the most that it may have, until `vf resize JOB auto`.
+    """
+    if devices != "auto" and not (devices.isdigit() and int(devices) >= 1):
         raise ConfigError(f"a job needs at least one device, not {devices}")
-    folder = _running(job)
-    control.ask(folder, verb="resize", devices=devices)
+    if JobFolder.of(job).spec().managed:
+        Client.find().post(f"/api/jobs/{job}/resize", devices=devices if devices == "auto" else int(devices))
+        return
+    if devices == "auto":
+        raise ConfigError(f"job {job} has no manager that could decide: say how many devices")
+    folder, count = _running(job), int(devices)
+    control.ask(folder, verb="resize", devices=count)
     deadline = time.monotonic() + WAIT_SECONDS
-    while wait and not _has_got_to(folder, devices):
+    while wait and not _has_got_to(folder, count):
         if time.monotonic() > deadline:
-            raise LaunchError(f"job {job} did not get to {devices} devices within {WAIT_SECONDS:.0f} s")
+            raise LaunchError(f"job {job} did not get to {count} devices within {WAIT_SECONDS:.0f} s")
         time.sleep(0.05)
 
 

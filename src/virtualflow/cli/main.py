@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import typer
 from rich.console import Console
 
 from virtualflow import __version__
+from virtualflow.cli.cluster import cluster, dashboard
 from virtualflow.cli.doctor import doctor
 from virtualflow.cli.explain import explain
 from virtualflow.cli.jobs import clean, logs, resize, status, stop
 from virtualflow.cli.join import join
 from virtualflow.cli.plot import plot
 from virtualflow.cli.profile import profile
+from virtualflow.cli.queue import cancel, describe, devices, pause, priority, queue, resume, submit
 from virtualflow.cli.run import run
 from virtualflow.cli.simulate import simulate
 from virtualflow.cli.solve import solve
@@ -35,13 +38,17 @@ app = typer.Typer(
 # A script's own options follow the script and are left alone.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command(context_settings={"allow_interspersed_args": False})(profile)
+app.command(context_settings={"allow_interspersed_args": False})(submit)
 app.command()(solve)
 app.command()(plot)
 app.command()(explain)
 app.command()(verify)
 app.command()(doctor)
-for verb in (status, resize, stop, logs, timeline, join, clean):
+ONE_JOB: tuple[Callable[..., None], ...] = (status, resize, stop, logs, timeline, join, clean)
+MANAGED: tuple[Callable[..., None], ...] = (queue, describe, priority, pause, resume, cancel, devices, dashboard)
+for verb in (*ONE_JOB, *MANAGED):
     app.command()(verb)
+app.add_typer(cluster, name="cluster")
 app.command()(simulate)
 app.add_typer(trace, name="trace")
 

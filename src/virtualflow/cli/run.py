@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -35,7 +34,7 @@ from virtualflow.core.membership import home, new_job_id
 from virtualflow.core.plan import Layout
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM
-from virtualflow.runtime import door
+from virtualflow.runtime import control, door, launch
 from virtualflow.runtime.coordinator import Outcome
 from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.output import AllOutput, LeadOutput
@@ -149,60 +148,52 @@ def run(
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
         folder.create(job)
+    token = launch.prepare(folder, checkpoint)
     print(f"job {folder.path.name}", flush=True)
     if detach:
-        _detach(folder, checkpoint)
+        _detach(folder, token)
         return
     show = (sys.stdout.isatty() if progress is None else progress) and not all_output
-    outcome = _in_the_foreground(folder, checkpoint, all_output=all_output, show=show)
+    outcome = _in_the_foreground(folder, token, all_output=all_output, show=show)
     _explain_failure(outcome)
     if audit and outcome.code == 0:
         print("audit: no hidden state found", file=sys.stderr)
     raise typer.Exit(outcome.code)
 
 
-def _in_the_foreground(folder: JobFolder, checkpoint: Path | None, *, all_output: bool, show: bool) -> Outcome:
+def _in_the_foreground(folder: JobFolder, token: str, *, all_output: bool, show: bool) -> Outcome:
     with ExitStack() as owned:
         if show:
             bar = owned.enter_context(Progress(folder.path / STREAM))
-            outcome = run_job(folder, bar, bar.refresh, checkpoint)
+            outcome = run_job(folder, bar, bar.refresh, token=token)
         else:
-            outcome = run_job(folder, AllOutput() if all_output else LeadOutput(), resume_from=checkpoint)
+            outcome = run_job(folder, AllOutput() if all_output else LeadOutput(), token=token)
     if outcome.code > 128 and outcome.failure is None:
         print("\ninterrupted: all workers have ended", file=sys.stderr)
     return outcome
 
 
-def _detach(folder: JobFolder, checkpoint: Path | None) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "virtualflow.runtime.serve",
-        folder.path.name,
-        *([str(checkpoint)] if checkpoint else []),
-    ]
-    folder.control.unlink(missing_ok=True)  # left by a coordinator that was killed
-    with (folder.path / "coordinator.log").open("ab") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+def _detach(folder: JobFolder, token: str) -> None:
+    process = launch.start(folder, token)
     deadline = time.monotonic() + DETACH_SECONDS
     while not folder.control.exists() and time.monotonic() < deadline:
         if process.poll() == 0:
             return  # a short job
         if process.poll() is not None:
-            raise LaunchError(f"the job ended at once: {(folder.path / 'coordinator.log').read_text()[-2000:]}")
+            raise LaunchError(f"the job ended at once: {(folder.path / launch.LOG).read_text()[-2000:]}")
         time.sleep(0.05)
 
 
 def _to_resume(job_id: str, told: dict[str, Any]) -> tuple[JobFolder, Path | None]:
     folder = JobFolder.of(job_id)
-    if folder.is_locked():
-        raise LaunchError(f"job {job_id} is running; `vf status {job_id}` shows it")
+    deadline = time.monotonic() + 2 * folder.spec().patience_seconds  # its workers may still write a checkpoint
+    while folder.is_locked():
+        if control.answers(folder) or time.monotonic() > deadline:
+            raise LaunchError(f"job {job_id} is running; `vf status {job_id}` shows it")
+        time.sleep(0.05)
     if folder.read_state()["state"] == "DONE":
         raise LaunchError(f"job {job_id} has ended; there is nothing left to do")
     folder.change(dataclasses.replace(folder.spec(), **told))
-    for old in folder.path.glob("failure*"):
-        old.unlink()
-    folder.write_launched()
     return folder, folder.latest_checkpoint()
 
 

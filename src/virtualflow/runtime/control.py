@@ -49,6 +49,15 @@ def ask(folder: JobFolder, **request: Any) -> dict[str, Any]:
     return answer
 
 
+def answers(folder: JobFolder) -> bool:
+    """Whether a coordinator runs the job."""
+    try:
+        ask(folder, verb="status")
+    except LaunchError:
+        return False
+    return True
+
+
 @contextmanager
 def _within(folder: JobFolder) -> Iterator[str]:
     """The socket's name by way of its folder's descriptor: an address holds 108 bytes, and a path may be longer."""

@@ -9,7 +9,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -112,17 +112,21 @@ class Coordinator:
                 self._write_state()
         return self._outcome
 
-    def resize(self, count: int) -> None:
-        """Go on with *count* devices: the present ones first, then new ones."""
+    def move(self, devices: Sequence[str]) -> None:
+        """Go on with just these devices."""
         if self._stopping:
             raise LaunchError("the job is being stopped")
+        self._carry_out(self.roster.resize(devices, time.monotonic()))
+
+    def resize(self, count: int) -> None:
+        """Go on with *count* devices: the present ones first, then new ones."""
         present = self.roster.generation.devices
         known = [device for device in self._job.devices if device not in present]
         more = [str(n) for n in range(4096) if str(n) not in (*present, *known)] if not self.balancing.typed else []
         names = [*present, *known, *more]
         if count > len(names):
             raise LaunchError(f"the job was given {len(names)} devices, so it can't grow to {count}")
-        self._carry_out(self.roster.resize(names[:count], time.monotonic()))
+        self.move(names[:count])
 
     def _start(self, owned: ExitStack) -> None:
         reception = Reception(self._selector, self._obey, self._admit)
@@ -237,6 +241,8 @@ class Coordinator:
     def _obey(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("verb") == "resize":
             self.resize(message["devices"])
+        elif message.get("verb") == "move":
+            self.move(message["devices"])
         elif message.get("verb") == "stop":
             self.stop(checkpoint=message["checkpoint"])
         elif message.get("verb") != "status":

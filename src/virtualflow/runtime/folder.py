@@ -18,6 +18,7 @@ from virtualflow.errors import LaunchError
 
 STATES = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "PAUSED", "DONE", "FAILED", "CANCELLED")
 ENDED = ("DONE", "FAILED", "CANCELLED")
+AT_REST = (*ENDED, "QUEUED", "PAUSED")  # no coordinator runs a job in these
 _SKIPPED = {"__pycache__", "node_modules", "venv", "site-packages"}
 _MOST_MODULES = 2000
 LAUNCH_SECONDS = 60.0  # between `vf run` and its coordinator's first word
@@ -47,6 +48,7 @@ class JobSpec:
     workload: dict[str, Any] | None = None  # the profiles by which virtual nodes are mapped
     rebalance: bool = False
     profiling: dict[str, Any] | None = None
+    managed: bool = False  # a manager says how many devices it has
 
 
 class JobFolder:
@@ -58,6 +60,7 @@ class JobFolder:
         self.snapshot = path / "snapshot"
         self.control = path / "control.sock"
         self.failure = path / "failure.txt"
+        self.launch = path / "launch.json"
 
     @classmethod
     def of(cls, job_id: str) -> JobFolder:
@@ -102,7 +105,7 @@ class JobFolder:
             state: dict[str, Any] = json.loads((self.path / "state.json").read_text())
         except (OSError, ValueError):
             state = {"state": "STARTING", "workers": [], "generation": 0}
-        if state["state"] not in ENDED and not running and time.time() - state.get("launched", 0) > LAUNCH_SECONDS:
+        if state["state"] not in AT_REST and not running and time.time() - state.get("launched", 0) > LAUNCH_SECONDS:
             state |= {
                 "state": "FAILED",
                 "reason": "its coordinator is gone; `vf run --resume` goes on from its checkpoint",
@@ -116,8 +119,8 @@ class JobFolder:
         return max(self.checkpoints.glob("step-*.pt"), default=None)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Own the job: nobody else may run it meanwhile."""
+    def locked(self) -> Iterator[int]:
+        """Own the job: nobody else may run it meanwhile. Whoever has the descriptor yielded keeps it owned."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as file:
             deadline = time.monotonic() + LOCK_SECONDS
@@ -125,7 +128,7 @@ class JobFolder:
                 if time.monotonic() > deadline:
                     raise LaunchError(f"job {self.path.name} is running already; `vf status {self.path.name}` shows it")
                 time.sleep(0.01)
-            yield
+            yield file.fileno()
 
     def is_locked(self) -> bool:
         """Whether a coordinator runs the job right now."""
@@ -159,18 +162,33 @@ def write_json(path: Path, value: Any) -> None:
 
 def _copy_modules(script: Path, snapshot: Path) -> None:
     """Workers that join later must run what the first ones ran, whatever has been edited since."""
+    for name, file in _modules_beside(script):
+        target = snapshot / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target)
+
+
+def snapshot_of(script: Path) -> dict[str, str]:
+    """The script and the modules beside it, as text."""
+    if not script.is_file():
+        raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")
+    try:
+        return {name: file.read_text() for name, file in _modules_beside(script)}
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"the script {script} and the modules beside it can't be read: {error}") from error
+
+
+def _modules_beside(script: Path) -> Iterator[tuple[str, Path]]:
     source, jobs = script.resolve().parent, home().resolve()
-    snapshot.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(script, snapshot / script.name)
+    yield script.name, script
     copied = 0
     for folder, names, files in os.walk(source):
         names[:] = [n for n in names if not n.startswith(".") and n not in _SKIPPED and Path(folder, n) != jobs]
         for name in files:
-            if name.endswith(".py") and copied < _MOST_MODULES:
+            file = Path(folder, name)
+            if name.endswith(".py") and copied < _MOST_MODULES and file != source / script.name:
                 copied += 1
-                target = snapshot / Path(folder, name).relative_to(source)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(Path(folder, name), target)
+                yield str(file.relative_to(source)), file
 
 
 def read_modules(snapshot: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,8 +23,10 @@ START_SECONDS = 120.0  # importing torch from a cold disk on a busy machine
 class LocalBackend:
     """Owns a fork server and everything forked from it; leaving the ``with`` block ends them all."""
 
-    def __init__(self, *, threads_per_device: int = 1) -> None:
+    def __init__(self, *, threads_per_device: int = 1, inherited: Sequence[int] = ()) -> None:
+        """The workers, too, hold the descriptors in *inherited*."""
         self._threads = threads_per_device
+        self._inherited = inherited
         self._exits: list[Exit] = []
         self._alive: set[int] = set()
 
@@ -36,7 +39,7 @@ class LocalBackend:
         }
         self._server = subprocess.Popen(
             [sys.executable, "-m", "virtualflow.runtime.forkserver", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *self._inherited],
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,

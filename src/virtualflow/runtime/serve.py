@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from pathlib import Path
+from contextlib import ExitStack
 
 from virtualflow.core.membership import home
+from virtualflow.runtime import launch
 from virtualflow.runtime.coordinator import Coordinator, Outcome
 from virtualflow.runtime.folder import JobFolder
 from virtualflow.runtime.interrupts import Interrupted, interruptible
@@ -19,21 +19,32 @@ def run_job(
     folder: JobFolder,
     sink: Sink | None = None,
     on_tick: Callable[[], None] = lambda: None,
-    resume_from: Path | None = None,
+    *,
+    token: str | None = None,
     backend: LocalBackend | None = None,
 ) -> Outcome:
-    """Run the job of *folder* to its end; a signal ends it and every worker. *backend* is one that is open already."""
+    """Run the job of *folder* to its end; a signal ends it and every worker.
+
+    With the *token* of a launch, do nothing if that was made before. *backend* is one that is open already.
+    """
     job = folder.spec()
     output = Logged(folder.path / "logs", sink)
     try:
-        own = LocalBackend(threads_per_device=job.threads_per_device) if backend is None else nullcontext(backend)
-        with folder.locked(), interruptible() as interrupts, own as workers:
-            coordinator = Coordinator(job, folder, workers, output, on_tick, resume_from)
+        with ExitStack() as owned:
+            lock = owned.enter_context(folder.locked())
+            due, checkpoint = launch.take(folder, token) if token is not None else (True, None)
+            if not due:
+                return Outcome(0)
+            interrupts = owned.enter_context(interruptible())
+            # With the lock: workers that outlive their coordinator for a moment still are the job.
+            own = LocalBackend(threads_per_device=job.threads_per_device, inherited=[lock])
+            workers = backend or owned.enter_context(own)
+            coordinator = Coordinator(job, folder, workers, output, on_tick, checkpoint)
             interrupts.on_notice = coordinator.notice
             outcome = coordinator.run()
-        if outcome.failure is not None:
-            folder.failure.write_text(outcome.failure.text)
-        return outcome
+            if outcome.failure is not None:
+                folder.failure.write_text(outcome.failure.text)
+            return outcome
     except Interrupted as interruption:
         return Outcome(128 + interruption.signal_number)
     finally:
@@ -41,9 +52,9 @@ def run_job(
 
 
 def main() -> None:
-    """``python -m virtualflow.runtime.serve JOB [CHECKPOINT]``"""
-    job_id, *checkpoint = sys.argv[1:]
-    outcome = run_job(JobFolder(home() / "jobs" / job_id), resume_from=Path(checkpoint[0]) if checkpoint else None)
+    """``python -m virtualflow.runtime.serve JOB TOKEN``"""
+    job_id, token = sys.argv[1:]
+    outcome = run_job(JobFolder(home() / "jobs" / job_id), token=token)
     if outcome.failure is not None:
         print(outcome.failure.text, file=sys.stderr)
     sys.exit(outcome.code)

@@ -1,0 +1,178 @@
+"""``vf cluster up`` and ``down``: the manager as a service; ``vf dashboard``: its page."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from virtualflow.cli.options import DeviceFile, Emulate, TimeScale, devices_of
+from virtualflow.cluster.policies import registry
+from virtualflow.cluster.policies.base import Options, Policy
+from virtualflow.errors import ConfigError, LaunchError, ManagerError
+from virtualflow.runtime import door
+from virtualflow.runtime.client import Client, folder
+from virtualflow.runtime.ledger import Ledger
+from virtualflow.runtime.manager import Cluster, Manager
+from virtualflow.runtime.reception import listen as bound
+
+TICK_SECONDS = 0.1
+UP_SECONDS = 60.0
+DOWN_SECONDS = 300.0
+LOG = "manager.log"
+
+cluster = typer.Typer(no_args_is_help=True, help="Run a manager, which shares devices out among many jobs.")
+
+
+@cluster.command()
+def up(
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            help="What there is to share out, such as 4, cpu:4, or V100:2,P100:4+4. This machine's by default.",
+            metavar="LIST",
+        ),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Who gets what: wfs, priority, fifo, srtf, las, ...")] = "wfs",
+    backend: Annotated[str, typer.Option(help="Where workers run: local, or ray.")] = "local",
+    listen: Annotated[
+        str, typer.Option(help="Where to answer. Anything but loopback is for a trusted network.", metavar="HOST:PORT")
+    ] = "127.0.0.1:0",
+    device_file: DeviceFile = None,
+    emulate: Emulate = None,
+    time_scale: TimeScale = None,
+    round: Annotated[str, typer.Option(help="wfs: any number of devices, or pow2.")] = "any",
+    backfill: Annotated[bool, typer.Option("--backfill", help="priority, fifo: let small jobs pass.")] = False,
+    patience: Annotated[float, typer.Option(help="Seconds after which a silent worker is late.", min=1.0)] = 30.0,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here, as a service manager expects.")] = False,
+) -> None:
+    """Start a manager, and print the address of its dashboard.
+
+    It goes on in the background until `vf cluster down`. Jobs that an earlier manager has left are taken over.
+    """
+    made = registry.make(policy, Options(round=round, backfill=backfill))
+    host, port = door.parse_address(listen)
+    if backend != "local":
+        raise ConfigError(f"--backend {backend}: expected local")
+    there = devices_of(devices or str(os.cpu_count() or 1), device_file, emulate, time_scale)
+    told = Cluster(there.pools, there.emulated, backend, patience)
+    folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    if foreground:
+        _serve(told, made, host, port)
+        return
+    with _only_manager():
+        pass  # a clear word now rather than in a log
+    (folder() / "address").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "virtualflow.cli.main", *sys.argv[1:], "--foreground"]
+    with (folder() / LOG).open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + UP_SECONDS
+    while not (folder() / "address").exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise LaunchError(f"the manager did not start:\n{(folder() / LOG).read_text()[-2000:]}")
+        time.sleep(0.05)
+    _print_address()
+
+
+@cluster.command()
+def down(
+    keep_jobs: Annotated[bool, typer.Option("--keep-jobs", help="Leave jobs running, for the next manager.")] = False,
+) -> None:
+    """End the manager. Jobs are stopped with a checkpoint, and go on at the next `vf cluster up`."""
+    client = Client.find()
+    client.post("/api/cluster/down", keep_jobs=keep_jobs)
+    deadline = time.monotonic() + DOWN_SECONDS
+    while (folder() / "address").exists():
+        if time.monotonic() > deadline:
+            raise ManagerError(f"the manager has not ended within {DOWN_SECONDS:.0f} s; see {folder() / LOG}")
+        time.sleep(0.05)
+    print("the manager has ended" + ("; its jobs go on" if keep_jobs else ""))
+
+
+def dashboard(
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser here.")] = True,
+) -> None:
+    """Open the manager's page. The link works once; your browser is let in from then on."""
+    client = Client.find()
+    link = f"{client.address}/login?code={client.post('/api/login')['code']}"
+    print(link, flush=True)
+    if show and (os.environ.get("DISPLAY") or sys.platform == "darwin"):
+        webbrowser.open(link)
+
+
+def _print_address() -> None:
+    client = Client.find()
+    link = f"{client.address}/login?code={client.post('/api/login')['code']}"
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"manager at {client.address}")
+    console.print(f"dashboard: {link} (works once; `vf dashboard` makes another)")
+
+
+@contextmanager
+def _only_manager() -> Iterator[None]:
+    """Hold the lock of this ``$VF_HOME``'s manager."""
+    with (folder() / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ManagerError(
+                f"a manager runs already, with its records in {folder()}: `vf cluster down` ends it"
+            ) from None
+        yield
+
+
+def _serve(told: Cluster, policy: Policy, host: str, port: int) -> None:
+    try:
+        import uvicorn
+
+        from virtualflow.dashboard.server import Server
+        from virtualflow.dashboard.views import ClusterSource
+    except ImportError as error:
+        raise LaunchError(f"a manager needs {error.name}: pip install 'virtualflow[cluster]'") from error
+    with _only_manager():
+        token = door.read_token(folder() / "token", create=True)
+        listening = bound(host, port)
+        manager = Manager(told, policy, Ledger(folder() / "jobs.sqlite"))
+        over = threading.Event()
+        server = Server(ClusterSource(manager), token, lambda keep: _end(manager, over, keep=keep))
+        config = uvicorn.Config(server.guard, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
+        http = uvicorn.Server(config)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: over.set())
+        serving = threading.Thread(target=http.run, args=([listening],), daemon=True)
+        serving.start()
+        (folder() / "address").write_text(f"http://{host}:{listening.getsockname()[1]}\n")
+        try:
+            _manage(manager, over)
+        finally:
+            http.should_exit = True
+            serving.join(5.0)
+            (folder() / "address").unlink(missing_ok=True)
+
+
+def _manage(manager: Manager, over: threading.Event) -> None:
+    """The manager's own loop, until it is told to end; what goes wrong in one turn is told, and tried again."""
+    while not over.wait(TICK_SECONDS) and not manager.has_stopped:
+        try:
+            manager.tick()
+        except Exception:
+            traceback.print_exc()
+
+
+def _end(manager: Manager, over: threading.Event, *, keep: bool) -> None:
+    if keep:
+        over.set()
+    else:
+        manager.stop_jobs()

@@ -1,0 +1,210 @@
+"""``vf submit``, ``queue`` and what can be done to a job of the manager's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Column, Table
+
+from virtualflow.errors import ConfigError
+from virtualflow.runtime.client import Client
+from virtualflow.runtime.folder import ENDED, snapshot_of
+
+JobArgument = Annotated[str, typer.Argument(help="The job's id, as `vf submit` printed it.", metavar="JOB")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+WIDTH = 170  # of the table, where the terminal does not say, or says less: a line may wrap, a word is never cut
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def submit(
+    script: Annotated[Path, typer.Argument(help="The training script.", metavar="SCRIPT")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
+    name: Annotated[str, typer.Option(help="What to call it; the script's name by default.")] = "",
+    priority: Annotated[float, typer.Option(help="The larger, the more devices and the earlier its turn.")] = 1.0,
+    demand: Annotated[int, typer.Option(help="Devices that it asks for.", metavar="N")] = 1,
+    least: Annotated[int, typer.Option("--min", help="It would rather wait than run on fewer.", metavar="N")] = 1,
+    virtual_nodes: Annotated[
+        int | None, typer.Option(help="How many the script uses, if you know: it then starts on all its devices.")
+    ] = None,
+    expect: Annotated[
+        str | None, typer.Option(help="How long it takes on its demand, such as 90m or 2h.", metavar="TIME")
+    ] = None,
+    retries: Annotated[int, typer.Option(help="How often to try again if the script fails.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between automatic checkpoints; 0 for none.")] = 0,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended, with its exit code.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hand a script in to the manager, with its folder, environment, interpreter and a snapshot of its modules."""
+    client = Client.find()
+    body: dict[str, Any] = {
+        "script": str(script.resolve()),
+        "modules": snapshot_of(script),
+        "arguments": arguments or [],
+        "directory": str(Path.cwd()),
+        "environment": dict(os.environ),
+        "interpreter": sys.executable,
+        "name": name,
+        "priority": priority,
+        "demand": demand,
+        "min": least,
+        "virtual_nodes": virtual_nodes,
+        "expect_seconds": _seconds(expect) if expect is not None else None,
+        "retries": retries,
+        "checkpoint_every": checkpoint_every,
+    }
+    job_id = client.post("/api/jobs", **body)["id"]
+    print(json.dumps({"id": job_id}) if as_json else f"job {job_id}", flush=True)
+    if wait:
+        raise typer.Exit(_wait(client, job_id))
+
+
+def queue(
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
+) -> None:
+    """Show the manager's jobs: those that run or wait, and the last ones that have ended."""
+    client = Client.find()
+    if as_json:
+        print(json.dumps(client.get("/api/jobs"), indent=2))
+    elif not watch:
+        Console(width=max(Console().width, WIDTH)).print(_table(client.get("/api/jobs")))
+    else:
+        try:
+            with Live(_table(client.get("/api/jobs")), refresh_per_second=4, screen=False) as live:
+                while True:
+                    time.sleep(0.5)
+                    live.update(_table(client.get("/api/jobs")))
+        except KeyboardInterrupt:
+            return
+
+
+def describe(job: JobArgument, as_json: AsJson = False) -> None:
+    """Tell all there is to know of a job of the manager's."""
+    facts = Client.find().get(f"/api/jobs/{job}")
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in facts.items():
+        if key not in ("events", "failure", "workers", "mapping") and value not in (None, "", []):
+            table.add_row(key.replace("_", " "), _told(value))
+    for device, nodes in facts["mapping"].items():
+        table.add_row(f"on {device}", "virtual nodes " + " ".join(map(str, nodes)))
+    console = Console(highlight=False)
+    console.print(table)
+    for event in facts["events"][-10:]:
+        pause = f"; stood still for {event['total_pause_ms']:.0f} ms" if event["pause_ms"] is not None else ""
+        when = time.strftime("%H:%M:%S", time.localtime(event["time"]))
+        console.print(f"{when}  step {event['step']}  {event['text']}{pause}", markup=False)
+    if facts["failure"]:
+        console.print(f"\n{facts['failure']}", markup=False)
+
+
+def priority(
+    job: JobArgument, value: Annotated[float, typer.Argument(help="A number above 0.", metavar="PRIORITY")]
+) -> None:
+    """Give a job another priority."""
+    Client.find().post(f"/api/jobs/{job}/priority", priority=value)
+
+
+def pause(job: JobArgument) -> None:
+    """Stop a job with a checkpoint; it keeps its place, but no device."""
+    Client.find().post(f"/api/jobs/{job}/pause")
+
+
+def resume(job: JobArgument) -> None:
+    """Let a paused job go on."""
+    Client.find().post(f"/api/jobs/{job}/resume")
+
+
+def cancel(job: JobArgument) -> None:
+    """End a job of the manager's for good."""
+    Client.find().post(f"/api/jobs/{job}/cancel")
+
+
+def devices(
+    drain: Annotated[str | None, typer.Option(help="Take this device out: jobs go on without it.")] = None,
+    give_back: Annotated[str | None, typer.Option("--return", help="Put it back.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the manager's devices, and who is on them."""
+    client = Client.find()
+    for device, verb in ((drain, "drain"), (give_back, "return")):
+        if device is not None:
+            client.post(f"/api/devices/{device}/{verb}")
+    listed = client.get("/api/devices")
+    if as_json:
+        print(json.dumps(listed, indent=2))
+        return
+    table = Table("device", "type", "machine", "job", box=box.SIMPLE, pad_edge=False)
+    for each in listed:
+        job = "(taken out)" if each["lost"] else each["job"] or "(idle)"
+        table.add_row(each["name"], each["type"], str(each["machine"]), job)
+    Console().print(table)
+
+
+def _wait(client: Client, job_id: str) -> int:
+    while True:
+        job = client.get(f"/api/jobs/{job_id}")
+        if job["state"] in ENDED:
+            if job["failure"]:
+                print(job["failure"], file=sys.stderr)
+            return 0 if job["state"] == "DONE" else 1
+        time.sleep(0.2)
+
+
+def _table(jobs: list[dict[str, Any]]) -> Table:
+    names = ("PRIO", "STATE", "DEVICES", "VN/DEV", "STEP", "LOSS", "EX/S", "QUEUED", "RUN", "ETA", "RESIZES")
+    whole = [Column(name, no_wrap=True) for name in ("ID", "NAME", *names)]
+    table = Table(*whole, Column("REASON", overflow="fold"), box=box.SIMPLE, pad_edge=False)
+    for job in jobs:
+        nodes = sorted({len(each) for each in job["mapping"].values()})
+        cells = (
+            job["id"],
+            job["name"],
+            f"{job['priority']:g}",
+            job["state"],
+            f"{len(job['devices'])}/{job['want']}",
+            "-".join(map(str, nodes)),
+            f"{job['step']}/{job['steps']}" if job["steps"] else str(job["step"]),
+            f"{job['loss']:.4f}" if job["loss"] is not None else "",
+            f"{job['examples_per_second']:.0f}" if job["examples_per_second"] is not None else "",
+            _time(job["queued_seconds"]),
+            _time(job["run_seconds"]),
+            _time(job["eta_seconds"]) if job["eta_seconds"] is not None else "",
+            str(job["resizes"]),
+            job["reason"],
+        )
+        table.add_row(*cells)
+    return table
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value)
+
+
+def _time(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d}"
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _seconds(text: str) -> float:
+    """``90``, ``90s``, ``15m``, ``2h`` or ``1d``."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
+    if match is None:
+        raise ConfigError(f"--expect {text}: expected a time such as 90s, 15m, 2h or 1d")
+    return float(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,81 @@
+"""How ``vf`` verbs reach the manager: JSON over HTTP, with the token."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from virtualflow.core.membership import home
+from virtualflow.errors import ManagerError
+from virtualflow.runtime import door
+
+ANSWER_SECONDS = 30.0
+NOBODY = "no manager runs here. `vf cluster up` starts one."
+
+
+def folder() -> Path:
+    """Where a manager keeps its records, its token and its address."""
+    return home() / "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A manager, as its users see it."""
+
+    address: str  # http://HOST:PORT
+    token: str
+
+    @classmethod
+    def find(cls) -> Client:
+        """The manager of this ``$VF_HOME``; or the one at ``$VF_CLUSTER``, with the token in ``$VF_TOKEN_FILE``."""
+        address = os.environ.get("VF_CLUSTER")
+        token_file = Path(os.environ.get("VF_TOKEN_FILE", folder() / "token"))
+        if address is None:
+            try:
+                address = (folder() / "address").read_text().strip()
+            except OSError:
+                raise ManagerError(NOBODY) from None
+        return cls(address, door.read_token(token_file, create=False).decode())
+
+    def get(self, path: str) -> Any:
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, **body: Any) -> Any:
+        return self._ask("POST", path, body or None)
+
+    def _ask(self, verb: str, path: str, body: Any) -> Any:
+        where = urlsplit(self.address)
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=ANSWER_SECONDS)
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        try:
+            connection.request(verb, path, json.dumps(body) if body is not None else None, headers)
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
+        except ConnectionRefusedError:
+            raise ManagerError(f"nobody answers at {self.address}: {NOBODY}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise ManagerError(
+                f"the manager at {self.address} did not answer: {error or type(error).__name__}"
+            ) from error
+        finally:
+            connection.close()
+        if answer.status == 401:
+            raise ManagerError(f"the manager at {self.address} has another token than this one")
+        if answer.status >= 400:
+            raise ManagerError(_detail(text) or f"the manager refused: {answer.status} {answer.reason}")
+        return json.loads(text)
+
+
+def _detail(text: str) -> str:
+    try:
+        detail = json.loads(text).get("detail", "")
+    except (ValueError, AttributeError):
+        return text
+    if isinstance(detail, list):  # of what was sent, this is wrong
+        return "; ".join(f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in detail)
+    return str(detail)

@@ -1,0 +1,171 @@
+"""The jobs that run under a manager, as their folders tell of them: launched, watched, moved and stopped.
+
+A job is known by the lock on its folder and the token of its launch, never by a process id: so a manager finds the jobs
+that another one has started.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from virtualflow.core.membership import home
+from virtualflow.errors import LaunchError
+from virtualflow.events import STREAM
+from virtualflow.runtime import control, launch
+from virtualflow.runtime.folder import ENDED, JobFolder, JobSpec
+from virtualflow.runtime.watch import Watch
+
+ASK_AGAIN_SECONDS = 1.0  # a coordinator that starts or ends does not answer
+
+DONE, FAILED, STOPPED, CRASHED = "done", "failed", "stopped", "crashed"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a job's coordinator and workers came to be gone."""
+
+    how: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where a job was submitted, and so runs."""
+
+    interpreter: str
+    directory: str
+    environment: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Running:
+    """What is known of a job that runs."""
+
+    holds: tuple[str, ...]  # the devices that its workers are on, or will be
+    told: tuple[str, ...] | None  # where it was last told to be
+    state: dict[str, Any] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None  # its coordinator, if this manager has started it
+    ask_after: float = 0.0
+
+
+class Fleet:
+    """Every method is about one job by its id, and costs the same however many there are."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _Running] = {}
+        self._watches: dict[str, Watch] = {}
+
+    def folder(self, job_id: str) -> JobFolder:
+        return JobFolder(home() / "jobs" / job_id)
+
+    def watch(self, job_id: str) -> Watch:
+        """How far a job has come, as of the last look."""
+        if job_id not in self._watches:
+            self._watches[job_id] = Watch(self.folder(job_id).path / STREAM)
+            self._watches[job_id].read()
+        return self._watches[job_id]
+
+    def state(self, job_id: str) -> dict[str, Any]:
+        """What the job's coordinator last told of itself."""
+        return self._jobs[job_id].state if job_id in self._jobs else {}
+
+    def holds(self, job_id: str) -> tuple[str, ...]:
+        """The devices that the job's workers are on."""
+        return self._jobs[job_id].holds if job_id in self._jobs else ()
+
+    def taken(self, but_for: Collection[str | None]) -> set[str]:
+        """Devices that jobs are on, or are told to be on."""
+        return {
+            device
+            for job_id, job in self._jobs.items()
+            if job_id not in but_for
+            for device in (*job.holds, *(job.told or ()))
+        }
+
+    def prepare(self, job_id: str, spec: JobSpec) -> str | None:
+        """Write a launch of the job; return its token. None if a coordinator runs it already."""
+        folder = self.folder(job_id)
+        try:
+            token = launch.prepare(folder, folder.latest_checkpoint())
+        except LaunchError:
+            return None
+        folder.change(spec)
+        self._jobs[job_id] = _Running(spec.devices, spec.devices)
+        return token
+
+    def start(self, job_id: str, token: str, where: Surroundings) -> None:
+        """Make the launch with *token*."""
+        folder = self.folder(job_id)
+        self._jobs[job_id].process = launch.start(
+            folder,
+            token,
+            interpreter=where.interpreter,
+            directory=where.directory,
+            environment={**where.environment, "VF_HOME": str(home())},
+        )
+
+    def adopt(self, job_id: str, devices: tuple[str, ...]) -> None:
+        """Another manager has launched this job."""
+        self._jobs[job_id] = _Running(devices, None)
+
+    def look(self, job_id: str) -> End | None:
+        """See how a job is doing; tell if it has ended."""
+        folder, job = self.folder(job_id), self._jobs[job_id]
+        if folder.is_locked():
+            job.state = folder.read_state()
+            self.watch(job_id).read()
+            if devices := tuple(worker["device"] for worker in job.state["workers"]):
+                job.holds = devices
+                job.told = job.told or tuple(job.state.get("wanted", devices))
+            return None
+        if folder.launch.exists():
+            if job.process is None:
+                return End(CRASHED)  # another manager's: a coordinator that still comes finds another token
+            if job.process.poll() is None:
+                return None
+            folder.launch.unlink()
+            told = (folder.path / launch.LOG).read_text(errors="replace")
+            return End(FAILED, f"its coordinator could not be started:\n{told}")
+        if job.process is not None:
+            job.process.wait()
+        self.watch(job_id).read()
+        return _end_of(folder)
+
+    def forget(self, job_id: str) -> None:
+        """A job has ended."""
+        del self._jobs[job_id]
+
+    def move(self, job_id: str, devices: tuple[str, ...]) -> None:
+        """Let the job go on with just these devices."""
+        job = self._jobs[job_id]
+        if set(devices) == set(job.told or ()) or time.monotonic() < job.ask_after:
+            return
+        if self._ask(job_id, verb="move", devices=list(devices)):
+            job.told = devices
+
+    def stop(self, job_id: str, *, checkpoint: bool) -> None:
+        job = self._jobs[job_id]
+        if time.monotonic() >= job.ask_after:
+            self._ask(job_id, verb="stop", checkpoint=checkpoint)
+            job.ask_after = time.monotonic() + ASK_AGAIN_SECONDS
+
+    def _ask(self, job_id: str, **request: Any) -> bool:
+        try:
+            control.ask(self.folder(job_id), **request)
+        except LaunchError:  # it starts, it has just ended, or it can't
+            self._jobs[job_id].ask_after = time.monotonic() + ASK_AGAIN_SECONDS
+            return False
+        return True
+
+
+def _end_of(folder: JobFolder) -> End:
+    state = folder.read_state()["state"]
+    if state == "DONE":
+        return End(DONE)
+    if state == "FAILED" and folder.failure.exists():
+        return End(FAILED, folder.failure.read_text(errors="replace"))
+    return End(STOPPED if state in ENDED and state != "FAILED" else CRASHED)

@@ -1,0 +1,122 @@
+"""What the manager must not forget: jobs and who had which devices when, in one SQLite file."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from virtualflow.errors import LedgerError
+from virtualflow.runtime.folder import ENDED
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, ended INTEGER NOT NULL, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS segments (
+    job TEXT NOT NULL, begin REAL NOT NULL, end REAL, devices TEXT NOT NULL, PRIMARY KEY (job, begin));
+CREATE INDEX IF NOT EXISTS open_segments ON segments (job) WHERE end IS NULL;
+"""
+MOST_SEGMENTS = 5000  # that are shown
+
+
+@dataclass(slots=True)
+class Record:
+    """One submitted job: what its owner asked for, and how far it has come."""
+
+    id: str
+    name: str
+    script: str
+    arguments: list[str]
+    directory: str
+    environment: dict[str, str]
+    interpreter: str
+    priority: float
+    demand: int
+    least: int
+    submitted: float  # seconds since the epoch, as all times here
+    virtual_nodes: int | None = None  # as told, or learnt when it runs
+    expect_seconds: float | None = None  # on the full demand
+    retries: int = 0
+    checkpoint_every: int = 0
+    cap: int | None = None  # devices, at most, until `resize JOB auto`
+    state: str = "QUEUED"
+    wish: str | None = None  # why it is being stopped: pause, cancel, suspend, down
+    devices: list[str] = field(default_factory=list)  # what the scheduler has given it
+    beside: str | None = None  # the job whose devices it shares
+    launches: int = 0
+    token: str | None = None  # of the last launch
+    crashes: int = 0  # of its coordinator, since it last made a step
+    last_step: int = 0
+    failed: int = 0
+    resizes: int = 0
+    failures: int = 0
+    started: float | None = None
+    ended: float | None = None
+    run_seconds: float = 0.0  # before the present launch
+    launched: float | None = None
+    failure: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def wants(self) -> int:
+        """Devices that it can use."""
+        return min(each for each in (self.demand, self.cap, self.virtual_nodes) if each is not None)
+
+
+class Ledger:
+    """Every change is on disk before anybody acts on it."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        path.chmod(0o600)  # the jobs' environments are in it
+        with _explained():
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.executescript(SCHEMA)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def save(self, record: Record) -> None:
+        with _explained():
+            self._connection.execute(
+                "INSERT INTO jobs VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET ended=excluded.ended, "
+                "record=excluded.record",
+                (record.id, record.is_over, json.dumps(asdict(record))),
+            )
+
+    def records(self) -> list[Record]:
+        """All jobs, oldest first."""
+        rows = self._connection.execute("SELECT record FROM jobs ORDER BY rowid").fetchall()
+        return [Record(**json.loads(text)) for (text,) in rows]
+
+    def holds(self, job: str, devices: list[str], now: float) -> None:
+        """A job has just these devices from now on."""
+        with _explained():
+            self._connection.execute("UPDATE segments SET end=? WHERE job=? AND end IS NULL", (now, job))
+            if devices:
+                row = (job, now, None, json.dumps(devices))
+                self._connection.execute("INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?)", row)
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Who had which devices, and when; the newest ones, in order."""
+        query = "SELECT job, begin, end, devices FROM segments ORDER BY begin DESC LIMIT ?"
+        rows = self._connection.execute(query, (MOST_SEGMENTS,)).fetchall()
+        return [
+            {"job": job, "begin": begin, "end": end, "devices": json.loads(devices)}
+            for job, begin, end, devices in reversed(rows)
+        ]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise LedgerError(f"the manager's records can't be written: {error}") from error

@@ -1,0 +1,470 @@
+"""The service that owns a cluster of jobs: the scheduler on the wall clock, and a coordinator for each running job.
+
+The scheduler's actions are written down as what each job *should* have. ``tick`` compares that with what it *has*, as
+its folder tells, and does what leads from one to the other: launch, move, stop. Nothing else is remembered between
+two ticks, so that a manager that was killed goes on where another one stopped, and jobs that run meanwhile are left
+alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from virtualflow.cluster.job import Job
+from virtualflow.cluster.messages import (
+    Action,
+    DevicesJoined,
+    DevicesLost,
+    Event,
+    JobArrived,
+    JobChanged,
+    JobEnded,
+    JobsFound,
+    Progress,
+    Resize,
+    Start,
+    Suspend,
+    WakeAt,
+    Woken,
+)
+from virtualflow.cluster.policies.base import Policy
+from virtualflow.cluster.scheduler import Scheduler
+from virtualflow.cluster.throughput import Profiled
+from virtualflow.core.devices import Pool
+from virtualflow.core.membership import home, new_job_id
+from virtualflow.errors import LedgerError, ManagerError, UnknownJobError, VirtualFlowError
+from virtualflow.runtime import fleet as fleets
+from virtualflow.runtime.fleet import End, Fleet, Surroundings
+from virtualflow.runtime.folder import JobFolder, JobSpec, write_modules
+from virtualflow.runtime.ledger import Ledger, Record
+from virtualflow.runtime.submission import Submission, check_priority
+from virtualflow.runtime.watch import Watch
+
+UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
+MOST_CRASHES = 5  # of a job's coordinator, in a row, without a step between them
+ESTIMATE_SECONDS = 5.0  # between two looks at how long a job will take
+SCALE = 1.1  # an estimate that changes by less is not worth a decision
+LAST_LINES = 12  # of a traceback
+LEAST_FREE_BYTES = 32 << 20  # on disk, for a submit
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a manager is told at its start."""
+
+    pools: tuple[Pool, ...]
+    emulated: Mapping[str, Mapping[str, Any]]  # by device: those that stand for others
+    backend: str = "local"
+    patience_seconds: float = 30.0
+
+    @property
+    def devices(self) -> int:
+        return sum(pool.count for pool in self.pools)
+
+
+class Manager:
+    """Its public methods may be called from any thread."""
+
+    def __init__(
+        self, cluster: Cluster, policy: Policy, ledger: Ledger, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.cluster = cluster
+        self.policy = policy
+        self.started = clock()
+        self.version = 0  # of what there is to see
+        self.scheduler = Scheduler(cluster.pools, policy, Profiled())
+        self.fleet = Fleet()
+        self.lock = threading.RLock()
+        self._clock = clock
+        self._now = 0.0
+        self._ledger = ledger
+        self._wakes: list[float] = []
+        self._records = {record.id: record for record in ledger.records()}
+        self._estimated_at: dict[str, float] = {}
+        self._unsaved: set[str] = set()
+        self._stopping = False
+        self._find_jobs()
+
+    def submit(self, submission: Submission) -> str:
+        """Take a job in; once this returns, it is never lost."""
+        submission.check(self.cluster.devices)
+        with self.lock:
+            _check_disk()
+            record = submission.record(self._new_id(), self._seconds())
+            folder = self.fleet.folder(record.id)
+            try:
+                self._write_folder(folder, record, submission.modules)
+                self._ledger.save(record)
+            except (OSError, LedgerError) as error:
+                shutil.rmtree(folder.path, ignore_errors=True)
+                raise LedgerError(f"the job was not taken in: {error}") from error
+            except VirtualFlowError:
+                shutil.rmtree(folder.path, ignore_errors=True)
+                raise
+            self._records[record.id] = record
+            self._handle(JobArrived(self._seconds(), self._job(record)))
+        return record.id
+
+    def set_priority(self, job_id: str, priority: float) -> None:
+        check_priority(priority)
+        with self.lock:
+            self._learn(self._unfinished(job_id), priority=priority)
+
+    def cap(self, job_id: str, devices: int | None) -> None:
+        """Let a job have at most so many devices; None lifts that."""
+        if devices is not None and not 1 <= devices <= self.cluster.devices:
+            raise ManagerError(f"a job can have 1 to {self.cluster.devices} device(s) here, not {devices}")
+        with self.lock:
+            self._learn(self._unfinished(job_id), cap=devices)
+
+    def pause(self, job_id: str) -> None:
+        """Stop a job with a checkpoint until ``resume``."""
+        with self.lock:
+            record = self._unfinished(job_id)
+            if record.state == "PAUSED" or record.wish == "pause":
+                return
+            self._withdraw(record)
+            if record.state == "QUEUED":
+                self._rest(record, "PAUSED")
+            else:
+                self._update(record, wish="pause")
+
+    def resume(self, job_id: str) -> None:
+        with self.lock:
+            record = self._unfinished(job_id)
+            if record.state != "PAUSED":
+                raise ManagerError(f"job {job_id} is not paused: its state is {self.state_of(record)}")
+            self._rest(record, "QUEUED")
+            self._handle(JobArrived(self._seconds(), self._job(record)))
+
+    def cancel(self, job_id: str) -> None:
+        """End a job for good."""
+        with self.lock:
+            record = self._unfinished(job_id)
+            self._withdraw(record)
+            if record.state == "RUNNING":
+                self._update(record, wish="cancel")
+            else:
+                self._over(record, "CANCELLED")
+
+    def lose(self, devices: Iterable[str]) -> None:
+        """These devices are gone, or are wanted for something else: jobs go on with the others they have."""
+        with self.lock:
+            lost = self.scheduler.placement.lost
+            if gone := tuple(device for device in self._known(devices) if device not in lost):
+                self._handle(DevicesLost(self._seconds(), gone))
+
+    def give_back(self, devices: Iterable[str]) -> None:
+        """Lost devices are there again."""
+        with self.lock:
+            lost = self.scheduler.placement.lost
+            if back := tuple(device for device in self._known(devices) if device in lost):
+                self._handle(DevicesJoined(self._seconds(), back))
+
+    def stop_jobs(self) -> None:
+        """Stop all jobs with a checkpoint; they go on when a manager is there again."""
+        with self.lock:
+            self._stopping = True
+            for record in self.running():
+                if record.wish is None:
+                    self._update(record, wish="down")
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it was told to stop, and no job runs any more."""
+        return self._stopping and not self.running()
+
+    def records(self) -> list[Record]:
+        """All jobs, in the order they were submitted."""
+        return list(self._records.values())
+
+    def record(self, job_id: str) -> Record:
+        if job_id not in self._records:
+            newest = ", ".join(list(self._records)[-5:]) or "none"
+            raise UnknownJobError(f"the manager has no job {job_id!r}. The newest ones: {newest}.")
+        return self._records[job_id]
+
+    def running(self) -> list[Record]:
+        """Jobs that were launched and have not ended."""
+        return [record for record in self._records.values() if record.state == "RUNNING"]
+
+    def state_of(self, record: Record) -> str:
+        if record.state != "RUNNING":
+            return record.state
+        state = str(self.fleet.state(record.id).get("state", "STARTING"))
+        return state if state in ("STARTING", "RUNNING", "RESIZING") else "RUNNING"
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Who had which devices, and when."""
+        with self.lock:
+            return self._ledger.segments()
+
+    def tick(self) -> None:
+        """Look at the jobs, hear the scheduler, and do what is due."""
+        with self.lock:
+            for job_id in list(self._unsaved):
+                self._update(self._records[job_id])
+            now = self._seconds()
+            if self._wakes and self._wakes[0] <= now and not self._stopping:
+                while self._wakes and self._wakes[0] <= now:
+                    heapq.heappop(self._wakes)
+                self._handle(Woken(now))
+            for record in self.running():
+                self._look_at(record)
+            for record in self.running():
+                self._direct(record)
+            if not self._stopping:
+                for record in [each for each in self._records.values() if each.state == "QUEUED" and each.devices]:
+                    self._launch(record)
+
+    def _find_jobs(self) -> None:
+        """Take over what an earlier manager has left, without touching jobs that run."""
+        running, waiting = [], []
+        known = set(self.scheduler.placement.devices)
+        for record in self._records.values():
+            if record.state == "RUNNING":
+                self.fleet.adopt(record.id, tuple(record.devices))
+                if record.wish == "down":
+                    record.wish = None  # that manager is gone
+            if record.is_over or record.state == "PAUSED" or record.wish in ("pause", "cancel"):
+                continue
+            if record.state == "RUNNING" and record.devices and set(record.devices) <= known and not record.beside:
+                running.append((self._job(record), tuple(record.devices)))
+            else:
+                record.devices = []
+                waiting.append(self._job(record))
+        self._handle(JobsFound(self._seconds(), tuple(running), tuple(waiting)))
+        for path in (home() / "jobs").glob("*"):
+            if path.name not in self._records and (path / "job.json").is_file() and JobFolder(path).spec().managed:
+                shutil.rmtree(path)  # its submit was never answered
+
+    def _seconds(self) -> float:
+        """The time; it never runs backwards, whatever is done to the machine's clock."""
+        self._now = max(self._now, self._clock())
+        return self._now
+
+    def _handle(self, event: Event) -> None:
+        self.version += 1
+        if self.policy.needs_progress:
+            done = {job_id: self._done(self._records[job_id]) for job_id in self.scheduler.jobs}
+            self.scheduler.handle(Progress(event.seconds, done))
+        for action in self.scheduler.handle(event):
+            self._note(action)
+
+    def _note(self, action: Action) -> None:
+        """Write down what a job should have; ``tick`` sees to it."""
+        if isinstance(action, WakeAt):
+            heapq.heappush(self._wakes, action.seconds)
+        elif isinstance(action, Start | Resize):
+            self._update(self._records[action.job_id], devices=list(action.devices), beside=action.host)
+        elif isinstance(action, Suspend):
+            self._update(self._records[action.job_id], devices=[], beside=None)
+
+    def _look_at(self, record: Record) -> None:
+        """See how a job that was launched is doing."""
+        watch = self.fleet.watch(record.id)
+        state, step, holds = self.fleet.state(record.id), watch.step, self.fleet.holds(record.id)
+        if (end := self.fleet.look(record.id)) is not None:
+            self._ended(record, end)
+            return
+        new = self.fleet.state(record.id)
+        self.version += new != state or watch.step != step
+        if new and (self.fleet.holds(record.id) != holds or not state):
+            self._tell_chart(record.id, self.fleet.holds(record.id))
+        record.resizes, record.failures = new.get("resizes", 0), new.get("failures", 0)
+        nodes = new.get("virtual_nodes")
+        if nodes is not None and nodes != record.virtual_nodes:
+            self._learn(record, virtual_nodes=nodes)
+        self._estimate(record, watch)
+
+    def _ended(self, record: Record, end: End) -> None:
+        """The job's coordinator and workers are gone."""
+        self.fleet.forget(record.id)
+        self._tell_chart(record.id, ())
+        self._estimated_at.pop(record.id, None)
+        text = end.text
+        if end.how == fleets.CRASHED:  # it goes on from its last checkpoint
+            step = self.fleet.watch(record.id).step
+            self._update(record, crashes=record.crashes + 1 if step <= record.last_step else 1, last_step=step)
+            text = f"its coordinator ended {record.crashes} times in a row before the job made a step"
+        elif end.how == fleets.FAILED:
+            self._update(record, failed=record.failed + 1)
+        beyond_help = record.failed > record.retries if end.how == fleets.FAILED else record.crashes > MOST_CRASHES
+        if end.how == fleets.DONE:
+            self._over(record, "DONE")
+        elif record.wish == "cancel" or (end.how == fleets.STOPPED and record.wish is None):
+            self._over(record, "CANCELLED")
+        elif end.how != fleets.STOPPED and beyond_help:
+            record.failure = "\n".join(text.strip().splitlines()[-LAST_LINES:])
+            self._over(record, "FAILED")
+        else:
+            self._rest(record, "PAUSED" if record.wish == "pause" else "QUEUED")
+
+    def _rest(self, record: Record, state: str) -> None:
+        """It does not run, and is not over. The scheduler knows why, or still counts on it."""
+        self._update(record, state=state, wish=None, run_seconds=self.run_seconds(record), launched=None)
+        self._write_state(record)
+
+    def _over(self, record: Record, state: str) -> None:
+        facts: dict[str, Any] = {"run_seconds": self.run_seconds(record), "launched": None, "wish": None}
+        self._update(record, state=state, ended=self._seconds(), devices=[], **facts)
+        self._write_state(record)
+        self._withdraw(record)
+
+    def run_seconds(self, record: Record) -> float:
+        """How long it has run so far."""
+        return record.run_seconds + (self._clock() - record.launched if record.launched is not None else 0.0)
+
+    def _launch(self, record: Record) -> None:
+        """Start the job on those of its devices that nobody is on any more."""
+        devices = self._free_for(record)
+        if len(devices) < min(record.least, len(record.devices)):
+            return
+        if record.virtual_nodes is None:
+            devices = devices[:1]  # on how many it can run is known when it has made its Trainer
+        token = self.fleet.prepare(record.id, self._spec(record, devices))
+        now = self._seconds()
+        if token is None:  # a coordinator that another manager has started has come after all
+            self.fleet.adopt(record.id, tuple(record.devices))
+            self._update(record, state="RUNNING", launched=now)
+            return
+        # Written before the start: whoever finds this looks for the launch, and for the lock.
+        times = {"started": record.started or now, "launched": now}
+        self._update(record, state="RUNNING", token=token, launches=record.launches + 1, **times)
+        directory = record.directory if Path(record.directory).is_dir() else str(self.fleet.folder(record.id).path)
+        try:
+            self.fleet.start(record.id, token, Surroundings(record.interpreter, directory, record.environment))
+        except OSError as error:
+            self.fleet.folder(record.id).launch.unlink(missing_ok=True)
+            self._ended(record, End(fleets.FAILED, f"{record.interpreter} can't be started: {error.strerror}"))
+
+    def _direct(self, record: Record) -> None:
+        """Tell a running job where it should be, or that it should stop."""
+        if not record.devices and record.wish is None:
+            self._update(record, wish="suspend")
+        if record.wish is not None:
+            self.fleet.stop(record.id, checkpoint=record.wish != "cancel")
+        elif record.virtual_nodes is not None and (devices := self._free_for(record)):
+            self.fleet.move(record.id, devices)
+
+    def _free_for(self, record: Record) -> tuple[str, ...]:
+        """Those of a job's devices that no other job is on; the ones it is on come first."""
+        state = self.scheduler.jobs.get(record.id)
+        taken = self.fleet.taken({record.id, record.beside, *(state.guests if state is not None else ())})
+        mine = self.fleet.holds(record.id)
+        wanted = sorted((device for device in record.devices if device not in taken), key=lambda d: d not in mine)
+        return tuple(wanted[: record.wants])
+
+    def _estimate(self, record: Record, watch: Watch) -> None:
+        """What a job will take is learnt as it runs, and policies that care hear of it."""
+        now = self._seconds()
+        if now - self._estimated_at.get(record.id, 0.0) < ESTIMATE_SECONDS:
+            return
+        self._estimated_at[record.id] = now
+        if watch.steps is None or watch.step_seconds is None or not watch.devices:
+            return
+        # On its full demand, if twice the devices are twice as fast.
+        seconds = max(1.0, watch.steps * watch.step_seconds * watch.devices / record.wants)
+        known = record.expect_seconds or UNKNOWN_SECONDS
+        if not known / SCALE < seconds < known * SCALE:
+            self._learn(record, expect_seconds=seconds)
+
+    def _done(self, record: Record) -> float:
+        """Seconds of its expected time that a job has behind it."""
+        watch = self.fleet.watch(record.id) if record.started is not None else None
+        if watch is None or not watch.steps:
+            return 0.0
+        return (record.expect_seconds or UNKNOWN_SECONDS) * min(1.0, watch.step / watch.steps)
+
+    def _learn(self, record: Record, **facts: Any) -> None:
+        before = self._job(record)
+        self._update(record, **facts)
+        after = self._job(record)
+        if after != before and record.id in self.scheduler.jobs:
+            self._handle(JobChanged(self._seconds(), after))
+
+    def _update(self, record: Record, **facts: Any) -> None:
+        for name, value in facts.items():
+            setattr(record, name, value)
+        self.version += 1
+        try:
+            self._ledger.save(record)
+            self._unsaved.discard(record.id)
+        except LedgerError:
+            self._unsaved.add(record.id)  # a full disk stops no job; it is tried again
+
+    def _tell_chart(self, job_id: str, devices: tuple[str, ...]) -> None:
+        self.version += 1
+        with contextlib.suppress(LedgerError):  # a gap in a chart
+            self._ledger.holds(job_id, list(devices), self._seconds())
+
+    def _withdraw(self, record: Record) -> None:
+        """The scheduler no longer counts on a job."""
+        if record.id in self.scheduler.jobs:
+            self._handle(JobEnded(self._seconds(), record.id))
+
+    def _unfinished(self, job_id: str) -> Record:
+        record = self.record(job_id)
+        if record.is_over or record.wish == "cancel":
+            raise ManagerError(
+                f"job {job_id} has ended: its state is {record.state if record.is_over else 'CANCELLED'}"
+            )
+        return record
+
+    def _known(self, devices: Iterable[str]) -> Iterable[str]:
+        for device in devices:
+            if not self.scheduler.placement.knows(device):
+                raise ManagerError(f"there is no device {device!r}. `vf devices` lists them.")
+            yield device
+
+    def _new_id(self) -> str:
+        while (job_id := new_job_id()) in self._records:
+            pass
+        return job_id
+
+    def _job(self, record: Record) -> Job:
+        demand = min(record.wants, self.cluster.devices)
+        length = record.expect_seconds or UNKNOWN_SECONDS
+        least = min(record.least, demand)
+        return Job(record.id, record.submitted, demand, length, priority=record.priority, least=least)
+
+    def _spec(self, record: Record, devices: tuple[str, ...]) -> JobSpec:
+        return JobSpec(
+            job_id=record.id,
+            script=record.script,
+            arguments=tuple(record.arguments),
+            devices=devices,
+            patience_seconds=self.cluster.patience_seconds,
+            checkpoint_every=record.checkpoint_every,
+            emulated={name: dict(facts) for name, facts in self.cluster.emulated.items()},
+            rebalance=len(self.cluster.pools) > 1,
+            managed=True,
+        )
+
+    def _write_folder(self, folder: JobFolder, record: Record, modules: Mapping[str, str]) -> None:
+        folder.path.mkdir(parents=True)
+        folder.change(self._spec(record, ()))
+        write_modules(folder.snapshot, dict(modules))
+        self._write_state(record)
+
+    def _write_state(self, record: Record) -> None:
+        """For ``vf status``, while no coordinator writes it."""
+        state = {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
+        if record.failure:
+            state["reason"] = record.failure.splitlines()[-1]
+        with contextlib.suppress(OSError):  # a full disk
+            self.fleet.folder(record.id).write_state(state)
+
+
+def _check_disk() -> None:
+    free = shutil.disk_usage(home()).free
+    if free < LEAST_FREE_BYTES:
+        raise LedgerError(f"the disk of {home()} is full: {free >> 20} MB are left. Jobs go on; submits must wait.")

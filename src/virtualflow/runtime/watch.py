@@ -1,0 +1,110 @@
+"""A job's event stream, read as it grows: where the job stands, and how it got there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from virtualflow.events import EpochStarted, Evaluated, Loaded, Regrouped, Saved, StepDone, parse
+
+MOST_SAMPLES = 600  # beyond twice that, every other one is dropped
+PACE_STEPS = 20  # over which the present speed is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One step, as charts show it."""
+
+    time: float
+    step: int
+    loss: float | None  # None where it is not finite: JSON has no word for that
+    examples_per_second: float
+    devices: int
+
+
+@dataclass(slots=True)
+class Watch:
+    """What the stream at *path* has told so far. ``read`` costs only what is new."""
+
+    path: Path
+    step: int = 0  # committed steps
+    steps: int | None = None  # of the whole job, as far as its script has said
+    loss: float | None = None
+    examples_per_second: float | None = None
+    step_seconds: float | None = None
+    devices: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    notable: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=200))
+    pauses_ms: list[float] = field(default_factory=list)
+    shapes: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)  # the devices from a time on
+    _position: int = 0
+    _rest: bytes = b""
+    _every: int = 1  # one of so many steps is a sample
+    _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+
+    def read(self) -> None:
+        """Take in what was written since the last time."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._position)
+                new = file.read()
+        except OSError:
+            return
+        self._position += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            try:
+                self._note(json.loads(line)["time"], line.decode())
+            except (ValueError, KeyError, TypeError):
+                continue  # cut off by a kill, or of another version: `vf verify` is the one to complain
+
+    def _note(self, time: float, line: str) -> None:
+        event = parse(line)
+        if isinstance(event, StepDone):
+            self._note_step(time, event)
+        elif isinstance(event, EpochStarted):
+            self.steps = event.epochs * event.steps
+        elif isinstance(event, Regrouped):
+            self.devices = len(event.devices)
+            self._recent.clear()
+            self.shapes.append((time, tuple(event.devices)))
+            self.pauses_ms.append(sum(event.pause_ms.values()))
+            text = f"{event.cause}: {len(event.devices)} device(s), {' '.join(event.devices)}"
+            self._tell(time, event.step, text, event.pause_ms)
+        elif isinstance(event, Evaluated):
+            self._tell(time, event.step, f"evaluated: {event.value:.4g}")
+        elif isinstance(event, Saved):
+            self._tell(time, event.step, f"saved {Path(event.path).name}")
+        elif isinstance(event, Loaded):
+            self._recent.clear()
+            self._tell(time, event.step, f"went on from {Path(event.path).name}")
+        else:
+            self.devices = len(getattr(event, "devices", ())) or self.devices
+
+    def _note_step(self, time: float, event: StepDone) -> None:
+        self.step, self.loss = event.step + 1, event.loss if math.isfinite(event.loss) else None
+        self._recent.append((event.examples, event.seconds))
+        seconds = max(sum(seconds for _, seconds in self._recent), 1e-9)
+        self.step_seconds = seconds / len(self._recent)
+        self.examples_per_second = round(sum(examples for examples, _ in self._recent) / seconds, 1)
+        if event.step % self._every == 0:
+            self.samples.append(Sample(time, self.step, self.loss, self.examples_per_second, self.devices))
+        if len(self.samples) > 2 * MOST_SAMPLES:
+            self.samples = self.samples[::2]
+            self._every *= 2
+
+    def _tell(self, time: float, step: int, text: str, pause_ms: dict[str, float] | None = None) -> None:
+        total = round(sum(pause_ms.values()), 1) if pause_ms is not None else None
+        told = {"time": time, "step": step, "text": text, "pause_ms": pause_ms, "total_pause_ms": total}
+        self.notable.append(told)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the present speed, if the script has said how many steps there are."""
+        if self.steps is None or self.step_seconds is None:
+            return None
+        return max(0, self.steps - self.step) * self.step_seconds
