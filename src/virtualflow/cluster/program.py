@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FEW_JOBS = 128  # up to here our own method is the faster one
+DIGITS = 9  # of a share
 TIGHT = 1e-9  # a job whose price is larger holds the others back
 CLOSE = 1e-7  # of a ratio: nearer than that, two of them are equal
 MOST_STEPS = 50  # towards the best ratio; a handful is usual
@@ -49,19 +50,19 @@ def max_min(program: Program) -> Solution:
     at_best = _all_at_best(program)
     if at_best is not None:
         return at_best
-    quick = simplex.max_min(program) if program.jobs <= FEW_JOBS else None
-    if quick is not None:
-        level, shares = quick
-        return Solution(level, np.clip(shares, 0.0, 1.0))
-    return _by_highs(program)
+    found = simplex.max_min(program) if program.jobs <= FEW_JOBS else None
+    objective, shares = by_highs(program) if found is None else found
+    # Rounded, so that shares that are equal are so to the bit: jobs that are equally far behind take turns.
+    return Solution(objective, np.clip(shares, 0.0, 1.0).round(DIGITS))
 
 
-def _by_highs(program: Program) -> Solution:
+def by_highs(program: Program) -> tuple[float, Floats]:
+    """The level and the shares, as the general solver finds them."""
     cost, matrix, limits = _rows(program)
     found = milp(cost, constraints=LinearConstraint(matrix, -np.inf, limits), bounds=Bounds(0.0, np.inf))
     if not found.success:
         raise PolicyError(f"HiGHS found no shares for {program.jobs} jobs: {found.message}")
-    return Solution(-float(found.fun), np.clip(found.x[1:], 0.0, 1.0))
+    return -float(found.fun), found.x[1:]
 
 
 def water_filling(program: Program) -> Solution:

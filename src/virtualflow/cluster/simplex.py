@@ -1,8 +1,8 @@
 """The largest least value of a small program, in a fraction of the time that calling a general solver takes.
 
 A primal simplex method on a dense table. What makes it quick is where it starts: every job in one column, chosen so
-that devices are loaded evenly, and all jobs at the same level, as high as that choice allows. A few exchanges of columns
-lead from there to the optimum, where a start from nothing takes several for each job.
+that devices are loaded evenly, and all jobs at the same level, as high as that choice allows. A few exchanges of
+columns lead from there to the optimum, where a start from nothing takes several for each job.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _climb(table: Floats, inside: Ints, outside: Ints) -> bool:
         table[:, entering] = column / -pivot
         table[leaving, entering] = 1 / pivot
         inside[leaving], outside[entering] = outside[entering], inside[leaving]
-        entering = gains.argmin()
+        entering = int(gains.argmin())
         if gains[entering] >= -NOTHING:
             return True
     return False
