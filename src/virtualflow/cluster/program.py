@@ -33,7 +33,7 @@ class Program:
     """Columns of jobs: what each is worth to its job, and which devices it occupies."""
 
     jobs: int
-    job: Ints  # of each column
+    job: Ints  # of each column, job after job
     value: Floats  # of each column, if it had all the time
     usage: Floats  # devices of each column, by type
     capacity: Floats  # devices by type
@@ -53,7 +53,7 @@ def max_min(program: Program) -> Solution:
     found = simplex.max_min(program) if program.jobs <= FEW_JOBS else None
     objective, shares = by_highs(program) if found is None else found
     # Rounded, so that shares that are equal are so to the bit: jobs that are equally far behind take turns.
-    return Solution(objective, np.clip(shares, 0.0, 1.0).round(DIGITS))
+    return Solution(objective, shares.clip(0.0, 1.0).round(DIGITS))
 
 
 def by_highs(program: Program) -> tuple[float, Floats]:
@@ -116,11 +116,11 @@ def least_ratio(program: Program, elapsed: Floats, work: Floats, alone: Floats) 
 
 def _all_at_best(program: Program) -> Solution | None:
     """Everyone's best column for all of the time, if there are devices for that: no program can do better."""
-    best = np.full(program.jobs, -np.inf)
-    np.maximum.at(best, program.job, program.value)
+    numbers = np.arange(program.jobs)
+    best = np.maximum.reduceat(program.value, np.searchsorted(program.job, numbers))
     # Of equally good columns the first one counts.
     places = np.flatnonzero(program.value >= best[program.job])
-    chosen = places[np.unique(program.job[places], return_index=True)[1]]
+    chosen = places[np.searchsorted(program.job[places], numbers)]
     if (program.usage[chosen].sum(axis=0) > program.capacity).any():
         return None
     shares = np.zeros(len(program.job))

@@ -86,11 +86,10 @@ def _climb(table: Floats, inside: Ints, outside: Ints) -> bool:
     entering = len(gains) - 1  # the level itself
     for _ in range(10 * len(table)):
         column = table[:, entering].copy()
-        falling = np.flatnonzero(column[:-1] > NOTHING)
-        if not len(falling):
-            return False
-        leaving = falling[(limits[falling] / column[falling]).argmin()]
+        leaving = int((column[:-1] / np.maximum(limits, SMALL)).argmax())
         pivot = column[leaving]
+        if pivot <= NOTHING:
+            return False
         column[leaving] = 0.0
         row = table[leaving] / pivot
         table -= column[:, None] * row

@@ -51,8 +51,8 @@ class Entry:
 
     state: JobState
     columns: Sequence[Column]
-    values: Sequence[float]  # in the program
-    usage: Sequence[Sequence[float]]  # devices by type, in the cluster's order
+    values: Floats  # in the program
+    usage: Floats  # devices by type, in the cluster's order
     solved: bool = False  # whether the program has seen it
     shares: list[float] = field(init=False)
     seconds: list[float] = field(init=False)  # in the column since the program was solved, and half a round
@@ -113,8 +113,8 @@ class Gavel(Policy):
         return Program(
             jobs=len(entries),
             job=np.repeat(np.arange(len(entries)), [len(entry.columns) for entry in entries]),
-            value=np.array([value for entry in entries for value in entry.values]),
-            usage=np.array([row for entry in entries for row in entry.usage]),
+            value=np.concatenate([entry.values for entry in entries]),
+            usage=np.concatenate([entry.usage for entry in entries]),
             capacity=np.array(list(snapshot.capacity.values()), float),
         )
 
@@ -186,8 +186,9 @@ class Gavel(Policy):
 
     def _entry(self, state: JobState, snapshot: Snapshot) -> Entry:
         columns = self.columns(state, snapshot)
-        usage = [[float(column.counts.get(name, 0)) for name in self._capacity] for column in columns]
-        return Entry(state, columns, self.values(state.job, columns, snapshot), usage)
+        values = np.array(self.values(state.job, columns, snapshot))
+        usage = np.array([[float(column.counts.get(name, 0)) for name in self._capacity] for column in columns])
+        return Entry(state, columns, values, usage)
 
     def _gate_is_open(self, snapshot: Snapshot) -> bool:
         if not self._compat or not self._solved_seconds:  # Gavel takes a last time of 0 for none
