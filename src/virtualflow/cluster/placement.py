@@ -98,7 +98,8 @@ class Placement:
         for machine, names in back.items():
             self._move(machine, len(names))
             # Lowest name first, so that a placement depends on what is free and not on how it came to be.
-            self._free[machine] = sorted(self._free[machine] + names, key=self._place.__getitem__, reverse=True)
+            for device in names:
+                bisect.insort(self._free[machine], device, key=lambda name: -self._place[name])
 
     def to_release(self, devices: Sequence[str], device_type: str, count: int) -> list[str]:
         """Which devices of a type a job gives up: those on the machines where it has the fewest."""
