@@ -77,8 +77,11 @@ class Assignment:
 
     def _free_surplus(self, state: JobState, grant: Grant) -> list[str]:
         """Give back what the job has beyond the grant; return what it keeps."""
-        if state.host is not None:
+        if state.host is not None or not state.devices:
             return []  # a guest owns nothing
+        if not grant.counts:
+            self.placement.give_back(state.devices)
+            return []
         surplus = _surplus(state.counts, grant, self.placement.machine_sizes)
         leaving: set[str] = set()
         for device_type, count in surplus.items():

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from virtualflow.core.devices import Pool
 from virtualflow.errors import ConfigError
@@ -97,14 +98,15 @@ class JobState:
 
 def pools_of(counts: Mapping[str, int], machine_sizes: Mapping[str, tuple[int, ...]]) -> tuple[Pool, ...]:
     """So many devices of each type on as few machines as the cluster's sizes allow: what a policy may hope for."""
-    pools = []
-    for device_type, count in counts.items():
-        left, used = count, []
-        for size in machine_sizes[device_type]:
-            if left <= 0:
-                break
-            used.append(min(size, left))
-            left -= used[-1]
-        if count:
-            pools.append(Pool(device_type, tuple(used)))
-    return tuple(pools)
+    return tuple(_pool(name, count, machine_sizes[name]) for name, count in counts.items() if count)
+
+
+@lru_cache(maxsize=4096)
+def _pool(device_type: str, count: int, sizes: tuple[int, ...]) -> Pool:
+    left, used = count, []
+    for size in sizes:
+        if left <= 0:
+            break
+        used.append(min(size, left))
+        left -= used[-1]
+    return Pool(device_type, tuple(used))

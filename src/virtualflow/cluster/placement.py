@@ -7,11 +7,13 @@ small and in large clusters.
 from __future__ import annotations
 
 import bisect
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from virtualflow.core.devices import Pool, names_of, type_of
 from virtualflow.errors import ConfigError
+
+Key = TypeVar("Key")
 
 
 class Placement:
@@ -61,14 +63,14 @@ class Placement:
         return self._type[self._machine[device]]
 
     def counts(self, devices: Iterable[str]) -> dict[str, int]:
-        return dict(Counter(self.type_of(device) for device in devices))
+        return _counted(self._type[self._machine[device]] for device in devices)
 
     def pools(self, devices: Sequence[str]) -> tuple[Pool, ...]:
         """A job's devices by type and machine, as the solver takes them."""
         if len(devices) == 1:
             return (Pool(self.type_of(devices[0]), (1,)),)
         machines: dict[str, list[int]] = {}
-        for machine, count in Counter(self._machine[device] for device in devices).items():
+        for machine, count in _counted(self._machine[device] for device in devices).items():
             machines.setdefault(self._type[machine], []).append(count)
         # In the cluster's order, so that equal placements are equal values.
         return tuple(
@@ -80,7 +82,7 @@ class Placement:
         assert count <= self.free[device_type]
         taken: list[str] = []
         if near:
-            beside = Counter(m for device in near if self._type[m := self._machine[device]] == device_type)
+            beside = _counted(m for device in near if self._type[m := self._machine[device]] == device_type)
             for machine, _ in sorted(beside.items(), key=lambda entry: (-entry[1], entry[0])):
                 if len(taken) < count and self._free[machine]:
                     taken += self._take_from(machine, count - len(taken))
@@ -98,20 +100,23 @@ class Placement:
             self._move(machine, -1)
 
     def give_back(self, devices: Iterable[str]) -> None:
+        back: dict[int, list[str]] = {}
         for device in devices:
-            if device in self.lost:
-                continue
-            machine = self._machine[device]
-            self._move(machine, 1)
+            if device not in self.lost:
+                back.setdefault(self._machine[device], []).append(device)
+        for machine, names in back.items():
+            self._move(machine, len(names))
             # Lowest name first, so that a placement depends on what is free and not on how it came to be.
-            bisect.insort(self._free[machine], device, key=lambda name: -self._place[name])
+            for device in names:
+                bisect.insort(self._free[machine], device, key=lambda name: -self._place[name])
 
     def to_release(self, devices: Sequence[str], device_type: str, count: int) -> list[str]:
         """Which devices of a type a job gives up: those on the machines where it has the fewest."""
         have = [device for device in devices if self.type_of(device) == device_type]
-        fewest = Counter(self._machine[device] for device in have)
-        have.sort(key=lambda device: (fewest[self._machine[device]], -self._place[device]))
-        return have[:count]
+        if count < len(have):
+            fewest = _counted(self._machine[device] for device in have)
+            have.sort(key=lambda device: (fewest[self._machine[device]], -self._place[device]))
+        return have[: max(0, count)]
 
     def lose(self, devices: Iterable[str]) -> None:
         """Take devices out of the cluster; those that were in use are given back to no one."""
@@ -163,6 +168,14 @@ class Placement:
         self._rooms[device_type].put(machine, room + change)
         self._room[machine] = room + change
         self.free[device_type] += change
+
+
+def _counted(each: Iterable[Key]) -> dict[Key, int]:
+    """How often each one occurs. For a handful, a `Counter` takes three times as long."""
+    counts: dict[Key, int] = {}
+    for one in each:
+        counts[one] = counts.get(one, 0) + 1
+    return counts
 
 
 class _Rooms:

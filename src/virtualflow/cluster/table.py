@@ -43,10 +43,11 @@ class Table:
             used = min(job.demand, sum(pool.count for pool in pools))
             return Speed(used / job.demand, used)
         key = (job.workload, job.demand, pools)
-        if key not in self._known:
+        known = self._known.get(key)
+        if known is None:
             each = [self._on(job, pool) for pool in pools]
-            self._known[key] = max(each, key=lambda speed: speed.steps_per_second)
-        return self._known[key]
+            known = self._known[key] = max(each, key=lambda speed: speed.steps_per_second)
+        return known
 
     def usable(self, job: Job, device_type: str) -> bool:
         """Where its demand was measured to run: some workloads fit on one device of a type and not on four."""

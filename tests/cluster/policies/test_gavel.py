@@ -164,6 +164,13 @@ def test_a_policy_that_leaves_a_job_where_it_cannot_run_is_told_so() -> None:
         simulate([Job("x", 0.0, 1, 1, "a")], parse_pools("K80:1,V100:1"), Stubborn(), table, costs.NONE)
 
 
+def test_the_gate_opens_at_the_time_that_was_asked_for() -> None:
+    """The first job ends after 128.57... s: a number for which (a + 1920) - a is less than 1920."""
+    jobs = [Job("0", 0.0, 4, 900, "a"), Job("1", 360.0, 4, 30, "a")]
+    policy = registry.make("las", Options(compat="gavel"))
+    assert len(simulate(jobs, parse_pools("V100:2,K80:4"), policy, TABLE, costs.NONE).jobs) == 2
+
+
 def test_actions_name_the_types() -> None:
     brain = Scheduler(parse_pools("V100:1,K80:1"), registry.make("las"), TABLE)
     brain.handle(JobArrived(0.0, Job("a", 0.0, 1, 1e6, "a")))

@@ -6,17 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from virtualflow.cluster.policies.gavel import Entry, Gavel, program_of
-from virtualflow.cluster.program import Floats, Program, fewest_seconds, least_ratio
+from virtualflow.cluster.policies.gavel import Entry, Gavel
+from virtualflow.cluster.program import Floats, fewest_seconds, least_ratio
 from virtualflow.cluster.snapshot import Snapshot
 
 
 class _Finish(Gavel):
     needs_progress = True
-
-    def speeds(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
-        values = (column.steps_per_second for entry in entries for column in entry.columns)
-        return program_of(entries, values, snapshot.capacity)
 
     def work(self, entries: Sequence[Entry]) -> Floats:
         return np.array([max(entry.state.steps_left, 1e-9) for entry in entries])
@@ -28,7 +24,7 @@ class Makespan(_Finish):
     name = "makespan"
 
     def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
-        return fewest_seconds(self.speeds(entries, snapshot), self.work(entries)).shares
+        return fewest_seconds(self.program(entries, snapshot), self.work(entries)).shares
 
 
 class FinishTimeFairness(_Finish):
@@ -37,7 +33,7 @@ class FinishTimeFairness(_Finish):
     name = "ftf"
 
     def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
-        program, work = self.speeds(entries, snapshot), self.work(entries)
+        program, work = self.program(entries, snapshot), self.work(entries)
         elapsed = np.array([snapshot.now - entry.state.job.arrival_seconds for entry in entries])
         isolated = np.array([isolated_speed(entry, len(entries), snapshot) for entry in entries])
         return least_ratio(program, elapsed, work, elapsed + work / isolated).shares

@@ -11,12 +11,12 @@ paper`` is for the policies of ``las.py``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import Job, JobState
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
 from virtualflow.cluster.program import Floats, Program
 from virtualflow.cluster.snapshot import Snapshot
@@ -51,6 +51,8 @@ class Entry:
 
     state: JobState
     columns: Sequence[Column]
+    values: Floats  # in the program
+    usage: Floats  # devices by type, in the cluster's order
     solved: bool = False  # whether the program has seen it
     shares: list[float] = field(init=False)
     seconds: list[float] = field(init=False)  # in the column since the program was solved, and half a round
@@ -101,6 +103,20 @@ class Gavel(Policy):
             speed = snapshot.steps_per_second(state.job, device_type, count) if count else 0.0
             found.append(Column.of(device_type, count, speed))
         return found
+
+    def values(self, job: Job, columns: Sequence[Column], snapshot: Snapshot) -> list[float]:
+        """What each of a job's columns is worth to it in the program: speeds, unless the subclass knows better."""
+        return [column.steps_per_second for column in columns]
+
+    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
+        """The program of some jobs' columns."""
+        return Program(
+            jobs=len(entries),
+            job=np.repeat(np.arange(len(entries)), [len(entry.columns) for entry in entries]),
+            value=np.concatenate([entry.values for entry in entries]),
+            usage=np.concatenate([entry.usage for entry in entries]),
+            capacity=np.array(list(snapshot.capacity.values()), float),
+        )
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         self._changed |= snapshot.jobs_changed
@@ -166,12 +182,19 @@ class Gavel(Policy):
             self._entries = {name: entry for name, entry in self._entries.items() if name in there}
             for name, state in there.items():
                 if name not in self._entries:
-                    self._entries[name] = Entry(state, self.columns(state, snapshot))
+                    self._entries[name] = self._entry(state, snapshot)
+
+    def _entry(self, state: JobState, snapshot: Snapshot) -> Entry:
+        columns = self.columns(state, snapshot)
+        values = np.array(self.values(state.job, columns, snapshot))
+        usage = np.array([[float(column.counts.get(name, 0)) for name in self._capacity] for column in columns])
+        return Entry(state, columns, values, usage)
 
     def _gate_is_open(self, snapshot: Snapshot) -> bool:
         if not self._compat or not self._solved_seconds:  # Gavel takes a last time of 0 for none
             return True
-        return snapshot.now - self._solved_seconds >= GATE_SECONDS
+        # The same sum as in `_wake`: a difference may be rounded to less, and then nobody ever runs.
+        return snapshot.now >= self._solved_seconds + GATE_SECONDS
 
     def _solve(self, snapshot: Snapshot) -> None:
         self._changed = False
@@ -202,15 +225,6 @@ class Gavel(Policy):
             return snapshot.now + GAVEL_ROUND_SECONDS
         # Nothing runs, and jobs that the program has not seen wait for the gate.
         return None if not self._entries or self._solved_seconds is None else self._solved_seconds + GATE_SECONDS
-
-
-def program_of(entries: Sequence[Entry], values: Iterable[float], capacity: Mapping[str, int]) -> Program:
-    """The program of some jobs' columns, each worth *values*."""
-    types = list(capacity)
-    columns = [column for entry in entries for column in entry.columns]
-    usage = np.array([[column.counts.get(name, 0) for name in types] for column in columns], dtype=float)
-    numbers = np.repeat(np.arange(len(entries)), [len(entry.columns) for entry in entries])
-    return Program(len(entries), numbers, np.fromiter(values, float), usage, np.array(list(capacity.values()), float))
 
 
 def _in_order(capacity: Mapping[str, int]) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from virtualflow.cluster.policies.gavel import PAPER, Column, Entry, Gavel, program_of
-from virtualflow.cluster.program import Floats, Program, max_min, water_filling
+from virtualflow.cluster.job import Job
+from virtualflow.cluster.policies.gavel import PAPER, Column, Entry, Gavel
+from virtualflow.cluster.program import Floats, max_min, water_filling
 from virtualflow.cluster.snapshot import Snapshot
 
 
@@ -17,16 +18,13 @@ class Las(Gavel):
     def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
         return max_min(self.program(entries, snapshot)).shares
 
-    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
-        values: list[float] = []
-        for entry in entries:
-            scale = 1 / (entry.state.job.priority * self.usual_speed(entry, snapshot))
-            values += [column.worth * scale for column in entry.columns]
-        return program_of(entries, values, snapshot.capacity)
+    def values(self, job: Job, columns: Sequence[Column], snapshot: Snapshot) -> list[float]:
+        scale = 1 / (job.priority * self.usual_speed(columns, snapshot))
+        return [column.worth * scale for column in columns]
 
-    def usual_speed(self, entry: Entry, snapshot: Snapshot) -> float:
+    def usual_speed(self, columns: Sequence[Column], snapshot: Snapshot) -> float:
         """A job's speed if its time went to the types in proportion to their devices; in the paper's, evenly."""
-        alone = [(column.steps_per_second, name) for column in entry.columns for name in _only(column)]
+        alone = [(column.steps_per_second, name) for column in columns for name in _only(column)]
         if self.options.compat == PAPER:
             return sum(speed for speed, _ in alone) / len(alone)
         return sum(speed * snapshot.capacity[name] for speed, name in alone) / snapshot.devices
@@ -37,13 +35,8 @@ class LasAgnostic(Las):
 
     name = "las-agnostic"
 
-    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
-        values = [
-            column.devices / entry.state.job.priority if column.steps_per_second else 0.0
-            for entry in entries
-            for column in entry.columns
-        ]
-        return program_of(entries, values, snapshot.capacity)
+    def values(self, job: Job, columns: Sequence[Column], snapshot: Snapshot) -> list[float]:
+        return [column.devices / job.priority if column.steps_per_second else 0.0 for column in columns]
 
 
 class WaterFilling(Las):
