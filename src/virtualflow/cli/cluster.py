@@ -1,4 +1,4 @@
-"""``vf cluster up`` and ``down``: the manager as a service; ``vf dashboard``: its page."""
+"""``vf cluster up`` and ``down``: the manager as a service."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import sys
 import threading
 import time
 import traceback
-import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from virtualflow.cli.dashboard import link_to, needed
 from virtualflow.cli.options import DeviceFile, Emulate, TimeScale, devices_of
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options, Policy
@@ -83,7 +82,9 @@ def up(
         if process.poll() is not None or time.monotonic() > deadline:
             raise LaunchError(f"the manager did not start:\n{(folder() / LOG).read_text()[-2000:]}")
         time.sleep(0.05)
-    _print_address()
+    client = Client.find()
+    print(f"manager at {client.address}")
+    print(f"dashboard: {link_to(client)} (works once; `vf dashboard` makes another)", flush=True)
 
 
 @cluster.command()
@@ -101,25 +102,6 @@ def down(
     print("the manager has ended" + ("; its jobs go on" if keep_jobs else ""))
 
 
-def dashboard(
-    show: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser here.")] = True,
-) -> None:
-    """Open the manager's page. The link works once; your browser is let in from then on."""
-    client = Client.find()
-    link = f"{client.address}/login?code={client.post('/api/login')['code']}"
-    print(link, flush=True)
-    if show and (os.environ.get("DISPLAY") or sys.platform == "darwin"):
-        webbrowser.open(link)
-
-
-def _print_address() -> None:
-    client = Client.find()
-    link = f"{client.address}/login?code={client.post('/api/login')['code']}"
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"manager at {client.address}")
-    console.print(f"dashboard: {link} (works once; `vf dashboard` makes another)")
-
-
 @contextmanager
 def _only_manager() -> Iterator[None]:
     """Hold the lock of this ``$VF_HOME``'s manager."""
@@ -134,32 +116,21 @@ def _only_manager() -> Iterator[None]:
 
 
 def _serve(told: Cluster, policy: Policy, host: str, port: int) -> None:
-    try:
-        import uvicorn
-
-        from virtualflow.dashboard.server import Server
+    with needed():
+        from virtualflow.dashboard.serving import serving
         from virtualflow.dashboard.views import ClusterSource
-    except ImportError as error:
-        raise LaunchError(f"a manager needs {error.name}: pip install 'virtualflow[cluster]'") from error
-    with _only_manager():
+    with _only_manager(), bound(host, port) as listening:
         token = door.read_token(folder() / "token", create=True)
-        listening = bound(host, port)
         manager = Manager(told, policy, Ledger(folder() / "jobs.sqlite"))
         over = threading.Event()
-        server = Server(ClusterSource(manager), token, lambda keep: _end(manager, over, keep=keep))
-        config = uvicorn.Config(server.guard, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
-        http = uvicorn.Server(config)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM):  # its jobs go on, for the next manager
             signal.signal(number, lambda *_: over.set())
-        serving = threading.Thread(target=http.run, args=([listening],), daemon=True)
-        serving.start()
-        (folder() / "address").write_text(f"http://{host}:{listening.getsockname()[1]}\n")
-        try:
-            _manage(manager, over)
-        finally:
-            http.should_exit = True
-            serving.join(5.0)
-            (folder() / "address").unlink(missing_ok=True)
+        with serving(ClusterSource(manager), token, listening, lambda keep: _end(manager, over, keep=keep)):
+            (folder() / "address").write_text(f"http://{host}:{listening.getsockname()[1]}\n")
+            try:
+                _manage(manager, over)
+            finally:
+                (folder() / "address").unlink(missing_ok=True)
 
 
 def _manage(manager: Manager, over: threading.Event) -> None:

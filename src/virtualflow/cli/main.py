@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from virtualflow import __version__
-from virtualflow.cli.cluster import cluster, dashboard
+from virtualflow.cli.cluster import cluster
+from virtualflow.cli.dashboard import dashboard
 from virtualflow.cli.doctor import doctor
 from virtualflow.cli.explain import explain
 from virtualflow.cli.jobs import clean, logs, resize, status, stop

@@ -7,13 +7,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from virtualflow.cli.dashboard import of_one_job
 from virtualflow.cli.options import (
     DeviceFile,
     Devices,
@@ -97,6 +98,9 @@ def run(
     progress: Annotated[
         bool | None, typer.Option("--progress/--no-progress", help="A progress bar; on by default on a terminal.")
     ] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Show the job on a page in a browser, as long as it runs.")
+    ] = False,
     mapping: Annotated[
         str | None, typer.Option(help="A device's index for each virtual node, such as 0,1,1,0.", metavar="LIST")
     ] = None,
@@ -148,13 +152,16 @@ def run(
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
         folder.create(job)
+    if dashboard and detach:
+        raise LaunchError("--dashboard needs the job in the foreground; `vf cluster up` has a page that stays")
     token = launch.prepare(folder, checkpoint)
     print(f"job {folder.path.name}", flush=True)
     if detach:
         _detach(folder, token)
         return
     show = (sys.stdout.isatty() if progress is None else progress) and not all_output
-    outcome = _in_the_foreground(folder, token, all_output=all_output, show=show)
+    with of_one_job(folder) if dashboard else nullcontext():
+        outcome = _in_the_foreground(folder, token, all_output=all_output, show=show)
     _explain_failure(outcome)
     if audit and outcome.code == 0:
         print("audit: no hidden state found", file=sys.stderr)
