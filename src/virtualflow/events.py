@@ -154,6 +154,32 @@ class EventLog:
         os.write(self._descriptor, (json.dumps(line) + "\n").encode())
 
 
+class Tail:
+    """Reads a stream as it grows. What a kill has cut off, or another version wrote, is left out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._rest = b""
+
+    def read(self) -> Iterator[tuple[float, Event]]:
+        """The events since the last time, each with the time at which it was written."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                new = file.read()
+        except OSError:
+            return
+        self._position += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            try:
+                event = json.loads(line)["time"], parse(line.decode())
+            except (ValueError, KeyError, TypeError):
+                continue
+            yield event
+
+
 def parse(line: str) -> Event:
     """The event that *line* holds."""
     fields = json.loads(line)

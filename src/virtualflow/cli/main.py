@@ -21,6 +21,7 @@ from virtualflow.cli.queue import cancel, describe, devices, pause, priority, qu
 from virtualflow.cli.run import run
 from virtualflow.cli.simulate import simulate
 from virtualflow.cli.solve import solve
+from virtualflow.cli.tensorboard import tensorboard
 from virtualflow.cli.timeline import timeline
 from virtualflow.cli.trace import trace
 from virtualflow.cli.verify import verify
@@ -45,7 +46,7 @@ app.command()(plot)
 app.command()(explain)
 app.command()(verify)
 app.command()(doctor)
-ONE_JOB: tuple[Callable[..., None], ...] = (status, resize, stop, logs, timeline, join, clean)
+ONE_JOB: tuple[Callable[..., None], ...] = (status, resize, stop, logs, timeline, tensorboard, join, clean)
 MANAGED: tuple[Callable[..., None], ...] = (queue, describe, priority, pause, resume, cancel, devices, dashboard)
 for verb in (*ONE_JOB, *MANAGED):
     app.command()(verb)

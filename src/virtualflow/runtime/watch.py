@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from virtualflow.events import EpochStarted, Evaluated, Loaded, Regrouped, Saved, StepDone, parse
+from virtualflow.events import EpochStarted, Evaluated, Event, Loaded, Regrouped, Saved, StepDone, Tail
 
 MOST_SAMPLES = 600  # beyond twice that, every other one is dropped
 PACE_STEPS = 20  # over which the present speed is taken
@@ -41,29 +40,19 @@ class Watch:
     notable: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=200))
     pauses_ms: list[float] = field(default_factory=list)
     shapes: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)  # the devices from a time on
-    _position: int = 0
-    _rest: bytes = b""
     _every: int = 1  # one of so many steps is a sample
     _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    _tail: Tail = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tail = Tail(self.path)
 
     def read(self) -> None:
         """Take in what was written since the last time."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._position)
-                new = file.read()
-        except OSError:
-            return
-        self._position += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        for line in lines:
-            try:
-                self._note(json.loads(line)["time"], line.decode())
-            except (ValueError, KeyError, TypeError):
-                continue  # cut off by a kill, or of another version: `vf verify` is the one to complain
+        for time, event in self._tail.read():
+            self._note(time, event)
 
-    def _note(self, time: float, line: str) -> None:
-        event = parse(line)
+    def _note(self, time: float, event: Event) -> None:
         if isinstance(event, StepDone):
             self._note_step(time, event)
         elif isinstance(event, EpochStarted):
