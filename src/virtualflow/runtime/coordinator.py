@@ -320,6 +320,8 @@ class Coordinator:
             actions = self.roster.has_formed(device, message["formed"], now)
         if "lost" in message:
             actions = self.roster.reports_loss(device, message["lost"], now)
+        if "shrink" in message:
+            actions = self.roster.shrink(message["shrink"], now)
         if "leaving" in message:
             actions = self.roster.leaves(device, now)
             self._stopping |= self.roster.stopping
