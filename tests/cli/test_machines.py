@@ -73,7 +73,7 @@ def test_communication_is_measured_for_each_number_of_machines(folder: Path, vf_
             for there in others
         ]
         try:
-            assert [guest.wait(60) for guest in guests] == [0, 0], log.read_text()
+            assert [guest.wait(100) for guest in guests] == [0, 0], log.read_text()
             assert profiling.wait(60) == 0, log.read_text()
         finally:
             for guest in guests:

@@ -72,9 +72,8 @@ def profile(
 
     The profile is a file for people and programs; `vf solve --workload SCRIPT` and `vf run` find it by the script.
 
-    What communication between machines costs takes other machines: `vf profile --device-type V100 --machines 3
-    --listen 10.0.0.5:29400 --token-file token train.py` waits until `vf join 10.0.0.5:29400 --token-file token` has
-    been run on two more, with a copy of the token file. They are measured first, and let go one after another.
+    With --machines 3 --listen 10.0.0.5:29400 --token-file token, communication between machines is measured first: it
+    waits until `vf join 10.0.0.5:29400 --token-file token` runs on two more, and lets them go when it is done.
     """
     if not script.is_file():
         raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")
