@@ -80,6 +80,14 @@ def test_shrinking_starts_nobody_and_releases_those_who_leave_once_the_others_ha
     assert nodes(roster) == {"0": 4, "2": 4}
 
 
+def test_a_job_that_shrinks_by_itself_lets_nobody_in_any_more() -> None:
+    roster = running("012")
+    assert published(roster.shrink(2, 0.0)).devices == ("0", "1")
+    assert Release("2") in all_formed(roster)
+    with pytest.raises(MappingError, match="nobody can join"):
+        roster.offer("guest")
+
+
 def test_on_wholly_other_devices_one_who_leaves_sends_the_state_and_stays_until_all_have_formed() -> None:
     roster = running("01", virtual_nodes=2)
     assert roster.resize(("a", "b"), 0.0) == [Start("a"), Start("b")]

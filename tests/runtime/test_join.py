@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.hosts import hosts
 from virtualflow.core.certificate import Certificate, compare
 from virtualflow.events import STREAM, read_events
+from virtualflow.runtime.reception import listen
+from virtualflow.runtime.rendezvous import host_store
 
 VF = [sys.executable, "-m", "virtualflow.cli.main"]
 JOB = Path(__file__).parent.parent / "chaos" / "job.py"
@@ -97,32 +98,9 @@ def test_workers_join_on_loopback(tmp_path: Path, calm: Certificate) -> None:
     take_part(tmp_path, f"127.0.0.1:{free_port()}", [], [], calm)
 
 
-@pytest.fixture
-def two_hosts() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a cable between them."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2: run as root after apt-get install iproute2")
-    names = [f"vf{os.getpid()}a", f"vf{os.getpid()}b"]
-    cable = [f"v{os.getpid()}a", f"v{os.getpid()}b"]
-    commands = [
-        *(f"ip netns add {name}" for name in names),
-        f"ip link add {cable[0]} type veth peer name {cable[1]}",
-        *(f"ip link set {end} netns {name}" for end, name in zip(cable, names, strict=True)),
-        *(f"ip -n {name} addr add 10.77.0.{i + 1}/24 dev {cable[i]}" for i, name in enumerate(names)),
-        *(f"ip -n {name} link set {link} up" for i, name in enumerate(names) for link in ("lo", cable[i])),
-    ]
-    try:
-        for command in commands:
-            subprocess.run(command.split(), check=True, capture_output=True, timeout=30)
-        yield names[0], names[1]
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=30)
-
-
-def test_workers_join_from_another_host(tmp_path: Path, calm: Certificate, two_hosts: tuple[str, str]) -> None:
-    here, there = (["ip", "netns", "exec", name] for name in two_hosts)
-    take_part(tmp_path, "10.77.0.1:29417", here, there, calm)
+def test_workers_join_from_another_host(tmp_path: Path, calm: Certificate) -> None:
+    with hosts(2) as (here, there):
+        take_part(tmp_path, "10.77.0.1:29417", here, there, calm)
 
 
 def test_nothing_is_accepted_without_the_token(tmp_path: Path) -> None:
@@ -150,3 +128,9 @@ def test_nothing_is_accepted_without_the_token(tmp_path: Path) -> None:
             assert len(status(home)["workers"]) == 1  # type: ignore[arg-type]
         finally:
             coordinator.kill()
+
+
+def test_a_store_that_does_not_listen_on_loopback_finds_itself() -> None:
+    with listen("127.0.0.2", 0) as listening:
+        port = listening.getsockname()[1]
+        host_store(os.dup(listening.fileno()), port).set("found", "yes")

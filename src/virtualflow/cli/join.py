@@ -14,7 +14,9 @@ from virtualflow.runtime.spec import WorkerSpec
 
 
 def join(
-    address: Annotated[str, typer.Argument(help="Where `vf run --listen` listens.", metavar="HOST:PORT")],
+    address: Annotated[
+        str, typer.Argument(help="Where `vf run --listen`, or `vf profile --listen`, listens.", metavar="HOST:PORT")
+    ],
     token_file: Annotated[Path, typer.Option(help="The file with the job's token.", metavar="FILE")],
 ) -> None:
     """Take part in a job as one more device, under any launcher: ssh, Slurm, Kubernetes.

@@ -13,7 +13,8 @@ from virtualflow.core import emulation, profile
 from virtualflow.core.devices import CPU, Pool, names_of, parse_pools, type_of
 from virtualflow.core.membership import home
 from virtualflow.core.profile import BUILT_IN, Workload
-from virtualflow.errors import ConfigError, ProfileError
+from virtualflow.errors import ConfigError, LaunchError, ProfileError
+from virtualflow.runtime import door
 
 DeviceFile = Annotated[
     Path | None, typer.Option(help="A TOML file that says which device types to emulate, and how.", metavar="FILE")
@@ -25,6 +26,12 @@ Emulate = Annotated[
 TimeScale = Annotated[
     float | None, typer.Option(help="Emulated times as a part of the real ones, such as 0.05.", metavar="FACTOR")
 ]
+Listen = Annotated[
+    str | None, typer.Option(help="Let workers from other machines join here: see `vf join`.", metavar="HOST:PORT")
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="The file with the secret that they must show; made if missing.", metavar="FILE")
+]
 Profiles = Annotated[Path | None, typer.Option(help="A folder with profiles.", metavar="DIR")]
 
 
@@ -33,6 +40,14 @@ def device_names(text: str) -> tuple[str, ...]:
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"--devices {text}: expected how many devices, a number from 1 on")
     return tuple(str(number) for number in range(int(text)))
+
+
+def token_file_for(listen: str, token_file: Path | None) -> Path:
+    """The token file of a job that listens at the address *listen*."""
+    door.parse_address(listen)
+    if token_file is None:
+        raise LaunchError("--listen needs --token-file FILE: whoever knows the token in it may join the job")
+    return token_file.resolve()
 
 
 def numbers(text: str, option: str) -> list[int]:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from virtualflow.cli.options import DeviceFile, Devices, Emulate, TimeScale, devices_of, profiles_of
+from virtualflow.cli.bench import Bench, Costs, Door
+from virtualflow.cli.options import (
+    DeviceFile,
+    Emulate,
+    Listen,
+    TimeScale,
+    TokenFile,
+    devices_of,
+    profiles_of,
+    token_file_for,
+)
 from virtualflow.core import profile as profiles
-from virtualflow.core.devices import type_of
-from virtualflow.core.membership import home, new_job_id
 from virtualflow.core.profile import Communication, Point, Profile, Workload
 from virtualflow.errors import ConfigError, LaunchError
-from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.local import LocalBackend
-from virtualflow.runtime.output import LeadOutput
-from virtualflow.runtime.serve import run_job
 
-MOST_COUNTS = 4  # of devices, at which communication is measured
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -46,10 +48,21 @@ def profile(
         str | None, typer.Option(help="Memory of a CPU device, such as 2G: larger virtual nodes fail.", metavar="SIZE")
     ] = None,
     largest: Annotated[int, typer.Option(help="The largest node size to try.", min=1)] = 4096,
-    minutes: Annotated[float, typer.Option(help="No device type takes longer than this.", min=0.05)] = 10.0,
+    minutes: Annotated[
+        float, typer.Option(help="No device type, and no wait for other machines, takes longer than this.", min=0.05)
+    ] = 10.0,
     communication: Annotated[
-        bool, typer.Option("--communication/--no-communication", help="Measure what communication costs, too.")
+        bool,
+        typer.Option("--communication/--no-communication", help="Measure communication between these devices, too."),
     ] = True,
+    machines: Annotated[
+        int,
+        typer.Option(
+            help="Measure communication between so many machines, too: this one, and others that join.", min=1
+        ),
+    ] = 1,
+    listen: Listen = None,
+    token_file: TokenFile = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="A folder for the profiles.", metavar="DIR")
     ] = None,
@@ -58,21 +71,31 @@ def profile(
     """Measure SCRIPT on one device of each type, over node sizes 1, 2, 3, 4, 6, 8, 12, ... until memory is full.
 
     The profile is a file for people and programs; `vf solve --workload SCRIPT` and `vf run` find it by the script.
+
+    With --machines 3 --listen 10.0.0.5:29400 --token-file token, communication between machines is measured first: it
+    waits until `vf join 10.0.0.5:29400 --token-file token` runs on two more, and lets them go when it is done.
     """
     if not script.is_file():
         raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")
     if (device_type is None) == (devices is None):
         raise ConfigError("give either --device-type TYPE, or --devices with all types that are here")
+    if (machines > 1) != (listen is not None):
+        raise ConfigError("--machines N, from 2 on, and --listen HOST:PORT go together: the other machines join there")
+    door = Door(listen, token_file_for(listen, token_file)) if listen is not None else None
     known = devices_of(devices or f"{device_type}:1", device_file, emulate, time_scale)
     limit = _bytes(memory_limit) if memory_limit else None
     want = {"what": "node sizes", "largest": largest, "seconds": 60 * minutes, "memory_limit": limit}
     console = Console(stderr=True, highlight=False)
-    costs = Communication()
+    by_devices: Costs = ()
+    by_machines: Costs = ()
     with LocalBackend() as backend:
-        bench = _Bench(script, tuple(arguments or ()), known, backend)
+        bench = Bench(script, tuple(arguments or ()), known, backend, console, 60 * minutes)
+        if door is not None:  # first, while whoever starts the others is there
+            by_machines = bench.between_machines(machines, door)
         if communication and len(known.names) > 1:
-            costs = Communication(by_devices=tuple(bench.communication(console)))
-        results = {pool.device_type: bench.measured(pool.device_type, want, console) for pool in known.pools}
+            by_devices = bench.between_devices()
+        results = {pool.device_type: bench.node_sizes(pool.device_type, want) for pool in known.pools}
+    costs = Communication(by_devices, by_machines)
     folder = output or profiles_of(str(script))
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -97,89 +120,6 @@ def profile(
                 "these figures are void. Use a smaller model, a larger --time-scale or an idle machine.[/]"
             )
         console.print(f"  written to {path}")
-
-
-class _Bench:
-    """Runs the script as small jobs that are measured."""
-
-    def __init__(self, script: Path, arguments: tuple[str, ...], devices: Devices, backend: LocalBackend) -> None:
-        self._script = script
-        self._arguments = arguments
-        self._devices = devices
-        self._backend = backend
-
-    def measured(self, device_type: str, want: dict[str, Any], console: Console) -> dict[str, Any]:
-        """Node sizes on one device of a type, with a line for each as it comes."""
-        name = next(name for name in self._devices.names if type_of(name) == device_type)
-        with _bar(console) as bar:
-            task = bar.add_task(f"{device_type}: starting")
-
-            def look(folder: JobFolder) -> None:
-                path = folder.path / "profile.jsonl"
-                lines = path.read_text().splitlines() if path.exists() else []
-                if lines:
-                    point = Point(**json.loads(lines[-1]))
-                    low, high = point.low or point.seconds, point.high or point.seconds
-                    bar.update(
-                        task,
-                        description=f"{device_type}: node size {point.node_size}, {point.seconds * 1e3:.4g} ms "
-                        f"({low * 1e3:.4g} to {high * 1e3:.4g}), {point.examples_per_second:.4g} examples/s",
-                    )
-
-            return self._run((name,), None, want, look)
-
-    def communication(self, console: Console) -> list[tuple[int, float]]:
-        """What more devices add to a step at node size 1, on the fastest type that there is enough of."""
-        everyone = len(self._devices.names)
-        counts = sorted({round(2 + (everyone - 2) * part / (MOST_COUNTS - 1)) for part in range(MOST_COUNTS)})
-        first = type_of(self._devices.names[0])
-        emulated = self._devices.emulated.get(self._devices.names[0])
-        seconds = {}
-        with _bar(console) as bar:
-            task = bar.add_task("communication")
-            for count in (1, *(count for count in counts if count > 1)):
-                bar.update(task, description=f"communication: {count} device(s)")
-                names = tuple(f"{first}:{number}" for number in range(count))
-                result = self._run(names, (1,) * count, {"what": "communication"}, emulated=emulated)
-                seconds[count] = float(result["step_seconds"])
-        return [(count, max(0.0, each - seconds[1])) for count, each in seconds.items() if count > 1]
-
-    def _run(
-        self,
-        names: tuple[str, ...],
-        node_sizes: tuple[int, ...] | None,
-        want: dict[str, Any],
-        look: Any = lambda folder: None,
-        emulated: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        given = dict.fromkeys(names, emulated) if emulated else self._devices.emulated
-        job = JobSpec(
-            job_id=new_job_id(),
-            script=str(self._script),
-            arguments=self._arguments,
-            devices=names,
-            emulated={name: each for name, each in given.items() if name in names and each},
-            node_sizes=node_sizes,
-            profiling=want,
-            replace_lost=False,
-        )
-        folder = JobFolder(home() / "jobs" / job.job_id)
-        folder.create(job)
-        shown = LeadOutput() if sys.stdout.isatty() else None
-        outcome = run_job(folder, shown, lambda: look(folder), backend=self._backend)
-        result = folder.path / "profile.json"
-        if outcome.code or not result.exists():
-            reason = outcome.failure.text.strip() if outcome.failure else f"it ended with exit code {outcome.code}"
-            raise LaunchError(
-                f"{self._script} could not be measured: {reason}\nIt must train with a vf.Trainer; `vf run "
-                f"{self._script}` shows whether it does."
-            )
-        contents: dict[str, Any] = json.loads(result.read_text())
-        return contents
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console)
 
 
 def _profile(device_type: str, result: dict[str, Any]) -> Profile:

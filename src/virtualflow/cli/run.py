@@ -19,12 +19,15 @@ from virtualflow.cli.options import (
     DeviceFile,
     Devices,
     Emulate,
+    Listen,
     Profiles,
     TimeScale,
+    TokenFile,
     devices_in,
     devices_of,
     numbers,
     profiles_of,
+    token_file_for,
     workload_for,
 )
 from virtualflow.cli.progress import Progress
@@ -35,7 +38,7 @@ from virtualflow.core.membership import home, new_job_id
 from virtualflow.core.plan import Layout
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM
-from virtualflow.runtime import control, door, launch
+from virtualflow.runtime import control, launch
 from virtualflow.runtime.coordinator import Outcome
 from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.output import AllOutput, LeadOutput
@@ -83,12 +86,8 @@ def run(
     checkpoint_every: Annotated[
         int, typer.Option(help="Steps between automatic checkpoints; 0 for none.", min=0)
     ] = 500,
-    listen: Annotated[
-        str | None, typer.Option(help="Let workers from other machines join here: see `vf join`.", metavar="HOST:PORT")
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="The file with the secret that they must show; made if missing.", metavar="FILE")
-    ] = None,
+    listen: Listen = None,
+    token_file: TokenFile = None,
     audit: Annotated[
         bool, typer.Option("--audit", help="Run every virtual node twice, in another order, and compare bits.")
     ] = False,
@@ -127,7 +126,7 @@ def run(
         "patience": {"patience_seconds": patience},
         "replace": {"replace_lost": replace},
         "checkpoint_every": {"checkpoint_every": checkpoint_every},
-        "listen": {"listen": listen, "token_file": str(_token_file(listen, token_file)) if listen else None},
+        "listen": {"listen": listen, "token_file": str(token_file_for(listen, token_file)) if listen else None},
     }
     if resume is not None:
         given = {name for name in context.params if _is_given(context, name)}
@@ -232,13 +231,6 @@ def _existing(script: Path | None) -> Path:
     if not script.is_file():
         raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")
     return script
-
-
-def _token_file(listen: str, token_file: Path | None) -> Path:
-    door.parse_address(listen)
-    if token_file is None:
-        raise LaunchError("--listen needs --token-file FILE: whoever knows the token in it may join the job")
-    return token_file.resolve()
 
 
 def _explain_failure(outcome: Outcome) -> None:

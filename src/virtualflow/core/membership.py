@@ -115,6 +115,9 @@ class Membership(Protocol):
     def change(self, send_state: Handover) -> None:
         """Change to the new generation; does not return on a worker that leaves."""
 
+    def shrink(self, count: int) -> None:
+        """Ask for the first *count* devices alone to go on: the others leave, and nobody may join any more."""
+
     @property
     def must_stop(self) -> bool:
         """Whether the job is to end at the next boundary, with a checkpoint to go on from."""
@@ -182,6 +185,9 @@ class Solo:
 
     def change(self, send_state: Handover) -> None:
         raise NotImplementedError("nobody joins or leaves a plain script")
+
+    def shrink(self, count: int) -> None:
+        raise NotImplementedError("nobody can leave a plain script")
 
     def stop(self) -> NoReturn:
         raise NotImplementedError("nobody stops a plain script this way")

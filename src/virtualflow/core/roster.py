@@ -166,6 +166,10 @@ class Roster:
         self.losses = 0
         return self._towards_target(now)
 
+    def shrink(self, count: int, now: float) -> list[Action]:
+        """The job itself wants to go on with its first *count* devices, and with nobody new."""
+        return [*self.close(), *self.resize(self.generation.devices[:count], now)]
+
     def offer(self, device: DeviceId) -> None:
         """A worker that was started elsewhere wants to take part; it will be ready."""
         if self.mapping is not None and len(self.target) >= self.mapping.virtual_nodes:

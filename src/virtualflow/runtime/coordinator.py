@@ -326,6 +326,8 @@ class Coordinator:
             actions = self.roster.has_formed(device, message["formed"], now)
         if "lost" in message:
             actions = self.roster.reports_loss(device, message["lost"], now)
+        if "shrink" in message:
+            actions = self.roster.shrink(message["shrink"], now)
         if "leaving" in message:
             actions = self.roster.leaves(device, now)
             self._stopping |= self.roster.stopping
@@ -432,14 +434,16 @@ class Coordinator:
     def _stop_all(self) -> None:
         """End every worker that still runs; those whose script has ended go by themselves."""
         finished = self._outcome is not None and self._outcome.code == 0 and not self._stopping
+        self._end(Outcome(1))
         for signal_number, seconds in ((signal.SIGINT, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + seconds
             if not (finished and signal_number == signal.SIGINT):
                 for worker in (*self._workers.values(), *self._retired.values()):
-                    if not worker.remote:
+                    if worker.remote:
+                        self._note_end(worker, 0)  # it hears that its line is cut, and ends
+                    else:
                         self._backend.kill(worker.pid, signal_number)
             while (self._workers or self._retired) and time.monotonic() < deadline:
-                self._outcome = self._outcome or Outcome(1)
                 self._pump(0.05)
 
 

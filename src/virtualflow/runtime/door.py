@@ -31,11 +31,11 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def read_token(path: Path, *, create: bool) -> bytes:
     """The secret in *path*, made there, for its owner's eyes only, if it may be."""
-    if create and not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32) + "\n")
     try:
+        if create and not path.exists():
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32) + "\n")
         token = path.read_text().strip().encode()
     except OSError as error:
         raise LaunchError(

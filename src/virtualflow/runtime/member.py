@@ -137,6 +137,9 @@ class Member:
         if isinstance(new, Generation):
             self._remap(new, Stopwatch())
 
+    def shrink(self, count: int) -> None:
+        self._wire.send(shrink=count)
+
     @property
     def must_stop(self) -> bool:
         return self._orphaned or (self.change_is_due and self._published[self._agreed].cause == "stop")

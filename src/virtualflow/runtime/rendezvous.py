@@ -20,8 +20,10 @@ from virtualflow.errors import PeerLostError
 
 def host_store(listening: int, port: int) -> TCPStore:
     """Serve the job's store on the bound socket *listening*, and on nothing else."""
+    with socket.socket(fileno=os.dup(listening)) as bound:
+        host = bound.getsockname()[0]  # where it connects to itself: elsewhere it would give up, and end
     # Handed a socket: by itself the store would listen on every interface.
-    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
 
 
 class TorchWork:

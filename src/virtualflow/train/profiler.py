@@ -10,7 +10,7 @@ import json
 import resource
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,27 +23,40 @@ from virtualflow.core.profile import Point
 from virtualflow.core.sharding import GlobalBatch
 from virtualflow.errors import ConfigError, DeviceMemoryError
 from virtualflow.train import certificate
-from virtualflow.train.data import Feed
+from virtualflow.train.data import Feed, Request, Shard
 from virtualflow.train.pace import Pace
+from virtualflow.train.peers import Peers
 from virtualflow.train.snapshot import Live
 from virtualflow.train.step import StepRunner
 
 RESULT, PROGRESS = "profile.json", "profile.jsonl"
 WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS = 2, 6, 40
 TIGHT = 0.01  # of the estimate: half of the interval that is good enough
-COMMUNICATION_STEPS = 40
+SETTLING_STEPS, COMMUNICATION_STEPS = 5, 40
+PAUSE_SECONDS = 0.1  # between steps that only wait for others to join
 
 
 def measure(
-    job: Job, runner: StepRunner, pace: Pace, feed: Feed, examples: int, virtual_nodes: int, live: Live
+    peers: Peers,
+    runner: StepRunner,
+    pace: Pace,
+    feed: Feed,
+    examples: int,
+    virtual_nodes: int,
+    live: Live,
+    settle: Callable[[], None],
 ) -> NoReturn:
     """Measure what the job asks for, leave it in the job's folder, and end the script."""
+    job = peers.membership.job
     assert job.profiling is not None
-    stopwatch = _Stopwatch(runner, pace, feed, examples)
+    for group in live.optimizer.param_groups:
+        if "lr" in group:
+            group["lr"] = 0 * group["lr"]  # so many steps, with batches of other sizes, must not end in NaN
     if job.profiling["what"] == "node sizes":
-        result = _node_sizes(job, stopwatch, virtual_nodes)
+        result = _node_sizes(job, _Stopwatch(runner, pace, feed, examples), virtual_nodes)
     else:
-        result = {"step_seconds": _communication(job, stopwatch)}
+        stopwatch = _Stopwatch(runner, pace, _Synthetic(feed), examples)
+        result = _communication(job, stopwatch, peers, virtual_nodes, settle)
     parameters = list(live.model.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
     facts = certificate.environment(device) | {"parameters": sum(parameter.numel() for parameter in parameters)}
@@ -59,18 +72,29 @@ class _Stopwatch:
         self._pace = pace
         self._feed = feed
         self._examples = examples
-        self._step = 0
         self.overran = 0
 
-    def step(self, sizes: tuple[int, ...]) -> tuple[float, float]:
+    def step(self, sizes: tuple[int, ...], number: int) -> tuple[float, float]:
         """One step with virtual nodes of these sizes: seconds of the whole, and of this device's waves."""
-        order = (np.arange(sum(sizes), dtype=np.int64) + self._step) % self._examples
+        order = (np.arange(sum(sizes), dtype=np.int64) + number) % self._examples
         shards = tuple(np.split(order, np.cumsum(sizes)[:-1]))
         started = time.perf_counter()
-        self._runner.run(GlobalBatch(0, self._step, shards), self._step, self._feed)
-        self._step += 1
+        self._runner.run(GlobalBatch(0, number, shards), number, self._feed)
         self.overran += self._pace.overran
         return time.perf_counter() - started, self._pace.wave_seconds
+
+
+class _Synthetic(Feed):
+    """Loads a virtual node's shard once and hands it out from then on: loading is no part of the steps."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._kept: dict[int, Shard] = {}
+
+    def take(self, request: Request) -> Shard:
+        if request.virtual_node not in self._kept:
+            self._kept[request.virtual_node] = self._feed.take(request)
+        return self._kept[request.virtual_node]
 
 
 def _node_sizes(job: Job, stopwatch: _Stopwatch, virtual_nodes: int) -> dict[str, Any]:
@@ -89,8 +113,7 @@ def _node_sizes(job: Job, stopwatch: _Stopwatch, virtual_nodes: int) -> dict[str
                 break
             points.append(point)
             updates.append(update)
-            with (job.folder / PROGRESS).open("a") as file:
-                file.write(json.dumps(asdict(point)) + "\n")
+            _tell(job, asdict(point))
             if time.monotonic() + 4 * MOST_STEPS * point.seconds > deadline:
                 break  # the next size would take too long
     if not points:
@@ -105,12 +128,12 @@ def _node_sizes(job: Job, stopwatch: _Stopwatch, virtual_nodes: int) -> dict[str
 
 def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point, float]:
     sizes = (size,) + (0,) * (virtual_nodes - 1)
-    for _ in range(WARM_UP_STEPS):
-        stopwatch.step(sizes)
+    for number in range(WARM_UP_STEPS):
+        stopwatch.step(sizes, number)
     waves: list[float] = []
     rest: list[float] = []
     while len(waves) < MOST_STEPS:
-        step, wave = stopwatch.step(sizes)
+        step, wave = stopwatch.step(sizes, WARM_UP_STEPS + len(waves))
         waves.append(wave)
         rest.append(step - wave)
         low, high = interval(waves)
@@ -120,12 +143,45 @@ def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point,
     return Point(size, statistics.median(waves), low, high, _peak_bytes()), statistics.median(rest)
 
 
-def _communication(job: Job, stopwatch: _Stopwatch) -> float:
-    """The step time at node size 1 on all devices of the job."""
-    sizes = job.node_sizes or (1,)
-    for _ in range(WARM_UP_STEPS + 3):
-        stopwatch.step(sizes)
-    return statistics.median(stopwatch.step(sizes)[0] for _ in range(COMMUNICATION_STEPS))
+def _communication(
+    job: Job, stopwatch: _Stopwatch, peers: Peers, virtual_nodes: int, settle: Callable[[], None]
+) -> dict[str, Any]:
+    """The step time at node size 1, on as many devices as are wanted and then on ever fewer, one at last.
+
+    Every worker, from the start or from elsewhere, makes this same step again and again until it is let go.
+    """
+    assert job.profiling is not None
+    membership = peers.membership
+
+    def step() -> float:
+        settle()
+        mapping = membership.mapping(virtual_nodes)
+        busy = {mapping.nodes_of(device)[0] for device in membership.devices}
+        return stopwatch.step(tuple(int(node in busy) for node in range(virtual_nodes)), 0)[0]
+
+    most, *fewer = job.profiling["counts"]
+    deadline = time.monotonic() + job.profiling["seconds"]
+    while len(membership.devices) < most and not (peers.is_lead and time.monotonic() > deadline):
+        step()
+        time.sleep(PAUSE_SECONDS)
+    devices, seconds = membership.devices, {}
+    for count in (most, *fewer) if len(devices) == most else (1,):
+        if peers.is_lead and len(membership.devices) > count:
+            membership.shrink(count)
+        while len(membership.devices) > count:
+            step()
+        times = [step() for _ in range(SETTLING_STEPS + COMMUNICATION_STEPS)][SETTLING_STEPS:]
+        if len(membership.devices) == count:  # fewer, if some were lost
+            seconds[count] = statistics.median(times)
+            if peers.is_lead:
+                _tell(job, {"devices": count, "step_seconds": seconds[count]})
+    return {"devices": devices, "step_seconds": seconds}
+
+
+def _tell(job: Job, line: dict[str, Any]) -> None:
+    """Of progress, to whoever waits for the result."""
+    with (job.folder / PROGRESS).open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def ladder(largest: int) -> Iterator[int]:

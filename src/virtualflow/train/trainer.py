@@ -176,7 +176,9 @@ class Trainer:
         self._feed = feed = self._loading.kept_feed(dataset)
         if self._membership.job.profiling is not None:
             length = length_of(dataset, "batches")
-            profiler.measure(self._membership.job, self._runner, self._pace, feed, length, len(self._sizes), self._live)
+            profiler.measure(
+                self._peers, self._runner, self._pace, feed, length, len(self._sizes), self._live, self._settle
+            )
         first = self._position.step
         self._recorded.in_pass = True
         self._fed_generation = -1
@@ -334,7 +336,7 @@ class Trainer:
         number = self._membership.new_trainer(self._sizes, parameters, self._peers)
         return self._membership.job.folder / (STREAM if number == 1 else f"events-{number}.jsonl")
 
-    def _cross_boundary(self, epoch: Epoch, step: int, feed: Feed) -> None:
+    def _settle(self) -> None:
         """Between two steps: the one place where membership changes by plan."""
         if self._membership.must_stop:
             if self.is_lead:
@@ -346,6 +348,9 @@ class Trainer:
         if self._membership.change_is_due:
             self._peers.change(self._send_state)
         self._tell_of_changes()
+
+    def _cross_boundary(self, epoch: Epoch, step: int, feed: Feed) -> None:
+        self._settle()
         if self._membership.job.mixed and self.global_step and self.global_step % COMPARE_EVERY == 0:
             self._check_replicas("step", f"at step {self.global_step}")
         if self._fed_generation != self._membership.generation:
