@@ -1,6 +1,8 @@
-"""What holds for each of Gavel's family, and for Tiresias, on any trace."""
+"""What holds on any trace for each of Gavel's family, and for the policies of other papers."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +14,14 @@ from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.table import Table
 from virtualflow.core.devices import parse_pools
 from virtualflow.sim import costs
+from virtualflow.sim.costs import Costs
 from virtualflow.sim.engine import simulate
+from virtualflow.sim.failures import Failures
 from virtualflow.sim.result import Run
 
 GAVEL = ("las", "las-agnostic", "las-mixed", "las-mixed-columns", "water-filling", "ftf", "makespan")
-EVERY = [*((name, None) for name in GAVEL), ("las", "gavel"), ("ftf", "gavel"), ("tiresias", None)]
+OTHERS = ("tiresias", "optimus", "themis")
+EVERY = [*((name, None) for name in (*GAVEL, *OTHERS)), ("las", "gavel"), ("ftf", "gavel")]
 TABLE = Table(
     {
         "v100": {("a", 1): 4.0, ("a", 2): 7.0, ("a", 4): 12.0, ("b", 1): 2.0, ("b", 2): 3.0, ("b", 4): 5.0},
@@ -37,8 +42,8 @@ def jobs(draw: st.DrawFn) -> list[Job]:
     return found
 
 
-def run(name: str, compat: str | None, trace: list[Job]) -> Run:
-    return simulate(trace, parse_pools("V100:2,K80:4"), registry.make(name, Options(compat=compat)), TABLE, costs.NONE)
+def run(name: str, compat: str | None, trace: list[Job], table: Table = TABLE, price: Costs = costs.NONE) -> Run:
+    return simulate(trace, parse_pools("V100:2,K80:4"), registry.make(name, Options(compat=compat)), table, price)
 
 
 @pytest.mark.parametrize(("name", "compat"), EVERY)
@@ -77,6 +82,55 @@ def test_rounds_are_respected(name: str, trace: list[Job]) -> None:
         for segment in each.segments:
             assert segment.start_seconds % 360 == 0
             assert segment.end_seconds % 360 == 0 or segment.end_seconds == each.end_seconds
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "gandiva"])
+@settings(max_examples=8, deadline=None)
+@given(trace=jobs(), rate=st.sampled_from((0.0, 5.0)))
+def test_work_goes_on_through_failures_and_whatever_it_costs(name: str, trace: list[Job], rate: float) -> None:
+    pools = parse_pools("V100:2,K80:4")
+    events = Failures(rate, 0.0, 120.0, 0).events(pools, 0.0)
+    found = simulate(trace, pools, registry.make(name), SHARED, costs.PAPER, failures=events)
+    assert {each.job.id for each in found.jobs} == {job.id for job in trace}
+
+
+SHARED = Table(
+    TABLE._alone,
+    {
+        kind: {
+            (("a", 1), ("a", 1)): 0.7 * speeds["a", 1],
+            (("a", 1), ("b", 1)): 0.4 * speeds["a", 1],
+            (("b", 1), ("a", 1)): 0.5 * speeds["b", 1],
+            (("b", 1), ("b", 1)): 0.0,
+        }
+        for kind, speeds in TABLE._alone.items()
+    },
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(trace=jobs())
+def test_gandiva_does_all_work_with_at_most_two_jobs_on_a_device(trace: list[Job]) -> None:
+    """What each job does between any two changes, at what is left of its speed there, adds up to its steps."""
+    found = run("gandiva", None, trace, SHARED)
+    assert found.jobs == run("gandiva", None, trace, SHARED).jobs
+    times = sorted({t for each in found.jobs for s in each.segments for t in (s.start_seconds, s.end_seconds)})
+    done = dict.fromkeys((job.id for job in trace), 0.0)
+    for start, end in itertools.pairwise(times):
+        there = [
+            (each.job, segment.devices)
+            for each in found.jobs
+            for segment in each.segments
+            if segment.start_seconds <= start < segment.end_seconds
+        ]
+        for job, devices in there:
+            beside = [other for other, others in there if other is not job and not set(devices).isdisjoint(others)]
+            assert len(beside) <= 1
+            kind = devices[0].split(":")[0]
+            speed = SHARED.speed(job, parse_pools(_counted(devices))).steps_per_second
+            done[job.id] += (end - start) * speed * SHARED.slowdown(job, beside, kind)
+    for job in trace:
+        assert done[job.id] == pytest.approx(job.steps, rel=1e-6)
 
 
 def _counted(devices: tuple[str, ...]) -> str:

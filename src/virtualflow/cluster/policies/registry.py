@@ -24,9 +24,12 @@ BUILT_IN = {  # name -> module and class; imported when asked for, since some ne
     "ftf": "virtualflow.cluster.policies.finish:FinishTimeFairness",
     "tiresias": "virtualflow.cluster.policies.tiresias:Tiresias",
     "makespan": "virtualflow.cluster.policies.finish:Makespan",
+    "optimus": "virtualflow.cluster.policies.optimus:Optimus",
+    "themis": "virtualflow.cluster.policies.themis:Themis",
+    "gandiva": "virtualflow.cluster.policies.gandiva:Gandiva",
 }
 
-LEFT_OUT = ("optimus", "themis", "gandiva", "antman")  # a renamed sort is worse than nothing
+LEFT_OUT = ("antman",)  # a renamed sort is worse than nothing
 
 
 def names() -> list[str]:

@@ -1,0 +1,197 @@
+"""Gandiva (Xiao et al., OSDI '18): when there are more jobs than devices, they take turns, or share.
+
+A job runs on its full demand. While everyone fits, that is all. Under overload
+
+* jobs take turns (*time slicing*): a ring, a minute each, suspended and resumed;
+* jobs are put on the same device (*packing*). Each has run alone before, and two that do not fit into the memory
+  together are not tried. After one turn it is seen whether the two do more together than by turns: the sum of what is
+  left of their speeds, against 1. If so, the pair stays and takes its turns as one; if not, it is undone, and others
+  are tried. What was seen of two workloads holds for all jobs of theirs.
+
+When devices become free, waiting jobs start on them, and then packed jobs move out. A job that has not come to its
+first step within its turn keeps it: where resuming takes longer than a turn, nothing would get done otherwise.
+
+Gavel's account of Gandiva (its ``policies/gandiva.py``) has the same two rules for packing: only under overload, and
+only while the sum of speeds against those alone is not below 1.
+
+Adapted: Gandiva packs by GPU utilisation, lowest first. We know of none: pairs that proved themselves come first (the
+best of them first), then untried ones in the order of the ring. Only jobs of one device are packed, since that is what
+was measured. Left out: growing jobs onto idle devices, since those of a trace state their full demand, and moving jobs
+for the sake of locality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from virtualflow.cluster.job import JobState
+from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
+from virtualflow.cluster.snapshot import Snapshot
+
+TURN_SECONDS = 60.0
+BY_TURNS = 1.0  # what two jobs do in all if they take turns on a device
+UNTRIED = BY_TURNS + 1e-9  # worth a try, after all that is known to be better
+Seen = tuple[str, frozenset[str]]  # a device type and the workloads that shared a device of it
+
+
+class Gandiva(Policy):
+    """Time slicing and packing."""
+
+    name = "gandiva"
+    needs_progress = True
+    restarts = True
+
+    def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
+        super().__init__(options)
+        self._ring: dict[str, None] = {}  # jobs, the next to have a turn first
+        self._guests: dict[str, str] = {}  # host -> the job packed with it
+        self._seen: dict[Seen, float] = {}  # what two did together, in all
+        self._trials: set[str] = set()  # guests of which that is not known yet
+        self._began = 0.0  # the turn
+        self._steps: dict[str, float] = {}  # of running jobs, when they got their devices
+        self._asked = -1.0
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        states = {state.id: state for state in snapshot.jobs()}
+        self._meet(states)
+        overload = any(not state.devices for state in states.values()) or bool(self._trials)
+        if overload and snapshot.now >= self._began + TURN_SECONDS:
+            runs = self._next_turn(states, snapshot)
+        else:
+            runs = {name: dict(state.counts) for name, state in states.items() if state.devices and not state.host}
+            self._use_free(runs, states, dict(snapshot.free), snapshot)
+        grants = self._grants(runs, states)
+        for name in grants:
+            self._steps[name] = states[name].steps_done
+        return Decision(grants, self._wake(runs, states))
+
+    def _meet(self, states: dict[str, JobState]) -> None:
+        """Forget jobs that ended; new ones come after those that wait and before those that run."""
+        names = [name for name in (*self._ring, *states) if name in states]
+        self._ring = dict.fromkeys(sorted(names, key=lambda name: bool(states[name].devices)))
+        self._guests = {host: guest for host, guest in self._guests.items() if host in states and guest in states}
+        self._trials &= set(self._guests.values())
+        self._steps = {name: steps for name, steps in self._steps.items() if name in states}
+
+    def _next_turn(self, states: dict[str, JobState], snapshot: Snapshot) -> dict[str, dict[str, int]]:
+        """Whoever is next in the ring runs; of those who do not, some are packed with those who do."""
+        self._judge(states, snapshot)
+        self._began = snapshot.now
+        runs: dict[str, dict[str, int]] = {}
+        idle = [name for name in self._units() if self._is_idle(states[name])]
+        others = [name for name in self._units() if name not in idle]
+        self._run(idle + others, runs, states, dict(snapshot.capacity), snapshot)
+        self._to_the_end(runs)
+        self._pack(runs, states, snapshot)
+        return runs
+
+    def _use_free(
+        self, runs: dict[str, dict[str, int]], states: dict[str, JobState], free: dict[str, int], snapshot: Snapshot
+    ) -> None:
+        """Within a turn: waiting jobs start on free devices, and if none can, packed ones move out onto them."""
+        before = set(runs)
+        self._run([name for name in self._units() if name not in runs], runs, states, free, snapshot)
+        self._to_the_end([name for name in runs if name not in before])
+        if all(name in runs for name in self._units()):
+            for host, guest in list(self._guests.items()):
+                self._run([guest], runs, states, free, snapshot)
+                if guest in runs:
+                    del self._guests[host]
+
+    def _units(self) -> Iterator[str]:
+        """Who takes turns: jobs alone, and for two that are packed, the host."""
+        packed = set(self._guests.values())
+        return (name for name in self._ring if name not in packed)
+
+    def _to_the_end(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._ring[name] = self._ring.pop(name)
+
+    def _is_idle(self, state: JobState) -> bool:
+        """Whether it has devices and has not come to a step on them yet."""
+        return bool(state.devices) and not state.host and state.steps_done <= self._steps.get(state.id, -1.0)
+
+    def _run(
+        self,
+        names: list[str],
+        runs: dict[str, dict[str, int]],
+        states: dict[str, JobState],
+        free: dict[str, int],
+        snapshot: Snapshot,
+    ) -> None:
+        """Give jobs their demand out of *free*: of the type they are on if they can have it, else of the first."""
+        for name in names:
+            state = states[name]
+            for kind in sorted(free, key=lambda kind: kind not in state.counts):
+                demand = min(state.job.demand, snapshot.capacity[kind])
+                if demand and demand <= free[kind] and snapshot.throughput.usable(state.job, kind):
+                    free[kind] -= demand
+                    runs[name] = {kind: demand}
+                    break
+
+    def _judge(self, states: dict[str, JobState], snapshot: Snapshot) -> None:
+        """Look at what the pairs that ran together did, and undo those that do no more than by turns."""
+        self._trials.clear()
+        for host, guest in list(self._guests.items()):
+            if states[guest].host == host:
+                (kind,) = states[host].counts
+                together = _together(states[host], states[guest], kind, snapshot)
+                self._seen[_key(states[host], states[guest], kind)] = sum(together)
+                if sum(together) <= BY_TURNS:
+                    del self._guests[host]
+
+    def _pack(self, runs: dict[str, dict[str, int]], states: dict[str, JobState], snapshot: Snapshot) -> None:
+        """Put jobs that would wait beside jobs that run."""
+        hosts = [name for name in runs if name not in self._guests and _packable(states[name])]
+        for name in [name for name in self._units() if name not in runs and name not in self._guests]:
+            best = None
+            for host in hosts if _packable(states[name]) else ():
+                (kind,) = runs[host]
+                worth = self._seen.get(_key(states[host], states[name], kind), UNTRIED)
+                fits = min(_together(states[host], states[name], kind, snapshot)) > 0
+                if fits and worth > BY_TURNS and (best is None or worth > best[0]):
+                    best = worth, host
+            if best is not None:
+                worth, host = best
+                self._guests[host] = name
+                hosts.remove(host)
+                if worth == UNTRIED:
+                    self._trials.add(name)
+
+    def _grants(self, runs: dict[str, dict[str, int]], states: dict[str, JobState]) -> dict[str, Grant]:
+        """What changes: hosts come before their guests."""
+        guests = {guest: host for host, guest in self._guests.items() if host in runs}
+        grants = {
+            name: NOTHING for name, state in states.items() if state.devices and name not in runs and name not in guests
+        }
+        for name, counts in runs.items():
+            if states[name].host or states[name].counts != counts:
+                grants[name] = Grant(counts)
+        for name, host in guests.items():
+            if states[name].host != host or host in grants:
+                grants[name] = Grant(runs[host], beside=host)
+        return grants
+
+    def _wake(self, runs: dict[str, dict[str, int]], states: dict[str, JobState]) -> float | None:
+        """At the end of the turn, if someone waits for it or shares a device on trial."""
+        due = self._began + TURN_SECONDS
+        waiting = any(name not in runs for name in self._units())
+        if not (waiting or self._trials) or due <= self._asked:
+            return None
+        self._asked = due
+        return due
+
+
+def _packable(state: JobState) -> bool:
+    """A job of one device that has run alone before."""
+    return state.job.demand == 1 and state.steps_done > 0
+
+
+def _together(host: JobState, guest: JobState, kind: str, snapshot: Snapshot) -> tuple[float, float]:
+    """What is left of the speeds of two jobs on one device; 0 where they do not fit into its memory."""
+    slowdown = snapshot.throughput.slowdown
+    return slowdown(host.job, [guest.job], kind), slowdown(guest.job, [host.job], kind)
+
+
+def _key(one: JobState, other: JobState, kind: str) -> Seen:
+    return kind, frozenset((one.job.workload, other.job.workload))
