@@ -68,6 +68,30 @@ def test_powers_of_two_double_the_highest_priority_first() -> None:
     assert powers_of_two([claim(1, 4), claim(5, 4), claim(10, 4)], 8) == [2, 2, 4]
 
 
+@pytest.mark.parametrize(
+    ("made", "devices", "expected"),
+    [
+        # Shares of 5, 2.5 and 0.5 are floored to 4, 2 and at least 1. One is left: only the last can be doubled by it.
+        ([(10, 8), (5, 8), (1, 8)], 8, [4, 2, 2]),
+        # 1.33 each: 1, 1, 1, and of equal ones the first is doubled.
+        ([(1, 4), (1, 4), (1, 4)], 4, [2, 1, 1]),
+        # 4.9, 2.9 and three times 0.05: 4, 2, 1, 1, 1 is one too many. The lowest cannot be halved, so the next one is.
+        ([(10, 8), (6, 8), (0.1, 8), (0.1, 8), (0.1, 8)], 8, [4, 1, 1, 1, 1]),
+        # 4.3 and four times 0.4: 4, 1, 1, 1, 1 is two too many, and only the highest can give.
+        ([(10, 8), (1, 8), (1, 8), (1, 8), (1, 8)], 6, [2, 1, 1, 1, 1]),
+        # 13.3 is floored to 8, more than the demand: 4. The other's share of the 12 that are left is floored to 8.
+        ([(5, 4), (1, 16)], 16, [4, 8]),
+        # A demand that is no power of two is met if its share covers it: 4 for 3; then 5 for the other, floored to 4.
+        ([(10, 3), (1, 8)], 8, [3, 4]),
+        # 6 and 2, floored to 4 and 2: two are left, too few to double the first, and enough for the second.
+        ([(3, 8), (1, 8)], 8, [4, 4]),
+    ],
+)
+def test_powers_of_two_by_hand(made: list[tuple[float, int]], devices: int, expected: list[int]) -> None:
+    """The author's rule: floor; if that is too many, halve from the lowest priority on; double from the highest on."""
+    assert powers_of_two([claim(*each) for each in made], devices) == expected
+
+
 @given(claims, st.data())
 def test_protected_claims_do_not_shrink_while_a_lower_one_grows(made: list[Claim], data: st.DataObject) -> None:
     before = [data.draw(st.integers(0, each.demand)) for each in made]

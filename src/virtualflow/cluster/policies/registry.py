@@ -29,7 +29,10 @@ BUILT_IN = {  # name -> module and class; imported when asked for, since some ne
     "gandiva": "virtualflow.cluster.policies.gandiva:Gandiva",
 }
 
-LEFT_OUT = ("antman",)  # a renamed sort is worse than nothing
+LEFT_OUT = {  # a renamed sort is worse than nothing
+    "antman": "it keeps the host of shared devices at its full speed, by means inside the training framework, and no "
+    "speeds were ever published that jobs have under it",
+}
 
 
 def names() -> list[str]:
@@ -52,7 +55,7 @@ def _factory(name: str) -> Callable[[Options], Policy]:
             return loaded
     if name in LEFT_OUT:
         raise ConfigError(
-            f"policy {name} is left out: nothing that we could get at would show ours to be faithful to its paper "
-            "(docs/scheduling.md says more). A package of your own can plug one in: docs/policies.md."
+            f"policy {name} is left out: {LEFT_OUT[name]} (docs/scheduling.md says more). A package of your own can "
+            "plug one in: docs/policies.md."
         )
     raise ConfigError(f"there is no policy {name!r}. There are {', '.join(names())}.")
