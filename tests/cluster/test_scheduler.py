@@ -218,3 +218,25 @@ def test_what_cannot_be_an_event_is_refused() -> None:
 def test_an_unknown_policy_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match="wfs, sjf, srtf"):
         registry.make("magic")
+
+
+def test_a_policy_that_is_left_out_says_why() -> None:
+    with pytest.raises(ConfigError, match="antman is left out: it keeps the host"):
+        registry.make("antman")
+
+
+def test_a_job_moves_to_a_faster_type_that_nobody_else_wants() -> None:
+    """P100s have a quarter of a V100's speed here: B takes A's place, and C, of lower priority, B's."""
+    brain = Scheduler(parse_pools("V100:2,P100:4"), registry.make("wfs"), Profiled())
+    made = [Job(name, 0.0, 2, 100.0, "resnet50", 128, 2, priority) for name, priority in (("A", 1), ("C", 2), ("B", 3))]
+    for each in made:
+        brain.handle(JobArrived(0.0, each))
+    assert brain.handle(JobEnded(9.0, "A")) == [Resize("B", devices(0, 1))]
+    assert brain.handle(JobEnded(99.0, "B")) == [Resize("C", devices(0, 1))]
+
+
+def test_a_job_stays_where_another_type_is_no_faster() -> None:
+    brain = scheduler(registry.make("wfs"), "V100:2,P100:4")
+    brain.handle(JobArrived(0.0, job("A", 2)))
+    brain.handle(JobArrived(0.0, job("B", 2)))
+    assert brain.handle(JobEnded(9.0, "A")) == []

@@ -8,7 +8,8 @@ or from here on (``srtf``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from operator import lt
 from typing import Any
 
@@ -17,6 +18,8 @@ from virtualflow.cluster.policies import shares
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
 from virtualflow.cluster.policies.shares import Claim
 from virtualflow.cluster.snapshot import Snapshot
+
+WORTH_MOVING = 1.1  # a smaller gain in speed is not worth a restart on other devices
 
 
 class Wfs(Policy):
@@ -42,7 +45,9 @@ class Wfs(Policy):
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         grants = self._room_for_all(snapshot)
-        return Decision(self._shared(snapshot) if grants is None else grants)
+        if grants is None:
+            grants = self._shared(snapshot)
+        return Decision(grants or self._trade_up(snapshot))
 
     def _room_for_all(self, snapshot: Snapshot) -> dict[str, Grant] | None:
         """Everyone's full demand, if there are devices for that: what the shares would come to, found at once."""
@@ -54,6 +59,27 @@ class Wfs(Policy):
             if idle < 0:
                 return None
             grants[state.id] = Grant.of(state.job.demand)
+        return grants
+
+    def _trade_up(self, snapshot: Snapshot) -> dict[str, Grant]:
+        """Where nobody else wants them, running jobs move to free devices of a faster type: high priorities first."""
+        if len(snapshot.capacity) == 1 or not snapshot.idle:
+            return {}
+        grants, free = {}, dict(snapshot.free)
+        for state in sorted(snapshot.running.values(), key=lambda state: self.order(state, snapshot)):
+            best, least = None, WORTH_MOVING * snapshot.speed(state.job, state.counts).steps_per_second
+            for new, old in itertools.permutations(free, 2):
+                count = min(free[new], state.counts.get(old, 0))
+                if count and snapshot.throughput.usable(state.job, new):
+                    counts = _moved(state.counts, count, old, new)
+                    speed = snapshot.speed(state.job, counts).steps_per_second
+                    if speed > least:
+                        best, least = (counts, new, old, count), speed
+            if best is not None:
+                counts, new, old, count = best
+                grants[state.id] = Grant(counts)
+                free[new] -= count
+                free[old] += count
         return grants
 
     def _shared(self, snapshot: Snapshot) -> dict[str, Grant]:
@@ -144,3 +170,9 @@ class Srtf(Wfs):
 
     def weight(self, state: JobState, snapshot: Snapshot) -> float:
         return snapshot.fastest(state.job) / max(1.0, state.steps_left)
+
+
+def _moved(counts: Mapping[str, int], count: int, old: str, new: str) -> dict[str, int]:
+    """Devices by type, after *count* of them were exchanged for ones of another type."""
+    after = {**counts, new: counts.get(new, 0) + count, old: counts[old] - count}
+    return {name: number for name, number in after.items() if number}
