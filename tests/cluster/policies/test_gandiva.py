@@ -56,6 +56,13 @@ def test_while_everyone_fits_nobody_is_moved_or_packed() -> None:
     assert all(len(each.segments) == 1 and each.jct_seconds == 1000.0 for each in found.values())
 
 
+def test_a_job_that_finds_free_devices_moves_nobody() -> None:
+    alone = {("a", 1): 1.0}
+    jobs = [Job(str(n), 100.0 * n, 1, 1000.0, "a") for n in range(4)]
+    found = run(jobs, Table({"v100": alone, "k80": alone}, {}), "V100:2,K80:2")
+    assert all(len(each.segments) == 1 for each in found.values())
+
+
 def test_two_that_do_more_together_than_by_turns_stay_together() -> None:
     """Each first has a minute alone; from 120 s on they share, at 0.8 and 0.6 of their speeds."""
     found = run([Job("x", 0.0, 1, 100.0, "a"), Job("y", 0.0, 1, 120.0, "b")], table(ab=(0.8, 0.6)))

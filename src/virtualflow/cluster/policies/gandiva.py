@@ -54,12 +54,16 @@ class Gandiva(Policy):
     def allocate(self, snapshot: Snapshot) -> Decision:
         states = {state.id: state for state in snapshot.jobs()}
         self._meet(states)
-        overload = any(not state.devices for state in states.values()) or bool(self._trials)
-        if overload and snapshot.now >= self._began + TURN_SECONDS:
+        runs = {name: dict(state.counts) for name, state in states.items() if state.devices and not state.host}
+        free = dict(snapshot.free)
+        started = self._run([name for name in self._units() if name not in runs], runs, states, free, snapshot)
+        overload = any(name not in runs for name in self._units())
+        if (overload or self._trials) and snapshot.now >= self._began + TURN_SECONDS:
             runs = self._next_turn(states, snapshot)
         else:
-            runs = {name: dict(state.counts) for name, state in states.items() if state.devices and not state.host}
-            self._use_free(runs, states, dict(snapshot.free), snapshot)
+            self._to_the_end(started)
+            if not overload:
+                self._move_out(runs, states, free, snapshot)
         grants = self._grants(runs, states)
         for name in grants:
             self._steps[name] = states[name].steps_done
@@ -85,18 +89,13 @@ class Gandiva(Policy):
         self._pack(runs, states, snapshot)
         return runs
 
-    def _use_free(
+    def _move_out(
         self, runs: dict[str, dict[str, int]], states: dict[str, JobState], free: dict[str, int], snapshot: Snapshot
     ) -> None:
-        """Within a turn: waiting jobs start on free devices, and if none can, packed ones move out onto them."""
-        before = set(runs)
-        self._run([name for name in self._units() if name not in runs], runs, states, free, snapshot)
-        self._to_the_end([name for name in runs if name not in before])
-        if all(name in runs for name in self._units()):
-            for host, guest in list(self._guests.items()):
-                self._run([guest], runs, states, free, snapshot)
-                if guest in runs:
-                    del self._guests[host]
+        """Packed jobs get devices of their own, as far as some are free."""
+        for host, guest in list(self._guests.items()):
+            if self._run([guest], runs, states, free, snapshot):
+                del self._guests[host]
 
     def _units(self) -> Iterator[str]:
         """Who takes turns: jobs alone, and for two that are packed, the host."""
@@ -118,8 +117,9 @@ class Gandiva(Policy):
         states: dict[str, JobState],
         free: dict[str, int],
         snapshot: Snapshot,
-    ) -> None:
+    ) -> list[str]:
         """Give jobs their demand out of *free*: of the type they are on if they can have it, else of the first."""
+        started = []
         for name in names:
             state = states[name]
             for kind in sorted(free, key=lambda kind: kind not in state.counts):
@@ -127,7 +127,9 @@ class Gandiva(Policy):
                 if demand and demand <= free[kind] and snapshot.throughput.usable(state.job, kind):
                     free[kind] -= demand
                     runs[name] = {kind: demand}
+                    started.append(name)
                     break
+        return started
 
     def _judge(self, states: dict[str, JobState], snapshot: Snapshot) -> None:
         """Look at what the pairs that ran together did, and undo those that do no more than by turns."""

@@ -30,8 +30,8 @@ BUILT_IN = {  # name -> module and class; imported when asked for, since some ne
 }
 
 LEFT_OUT = {  # a renamed sort is worse than nothing
-    "antman": "it keeps the host of shared devices at its full speed, by means inside the training framework, and no "
-    "speeds were ever published that jobs have under it",
+    "antman": "it keeps the host of shared devices at its full speed, by means inside the training framework, and we "
+    "know of no published speeds of jobs under it",
 }
 
 
