@@ -161,6 +161,21 @@ def test_a_guest_loses_its_seat_with_the_hosts_device() -> None:
     assert brain.snapshot().idle == 3
 
 
+def test_guests_change_places_in_one_decision() -> None:
+    policy = Scripted(
+        Decision({"A": Grant({"V100": 1})}),
+        Decision({"B": Grant({"V100": 1})}),
+        Decision({"C": Grant({"V100": 1}, beside="A")}),
+        Decision({"D": Grant({"V100": 1}, beside="B")}),
+        Decision({"C": Grant({"V100": 1}, beside="B"), "D": Grant({"V100": 1}, beside="A")}),
+    )
+    brain = scheduler(policy)
+    for name in "ABCD":
+        brain.handle(JobArrived(0.0, job(name)))
+    assert brain.handle(Woken(2.0)) == [Resize("C", devices(1), host="B"), Resize("D", devices(0), host="A")]
+    assert (brain.jobs["A"].guests, brain.jobs["B"].guests) == (("D",), ("C",))
+
+
 def test_time_slices_are_suspensions_and_wishes_to_be_woken() -> None:
     policy = Scripted(
         Decision({"A": Grant.of(4)}),

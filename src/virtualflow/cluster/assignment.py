@@ -28,6 +28,8 @@ class Assignment:
         kept: dict[str, list[str]] = {}
         for state, grant in grants:
             kept[state.id] = self._free_surplus(state, grant)
+            if state.host is not None and grant.beside != state.host:
+                self._leave_seat(state)
         for state, _ in grants:
             for guest in [self.running[name] for name in state.guests]:
                 if guest.id not in kept and not set(guest.devices) <= set(kept[state.id]):
@@ -161,9 +163,7 @@ class Assignment:
     def _set(self, now: float, state: JobState, devices: tuple[str, ...], host: str | None) -> None:
         if state.devices:
             self.lacking -= max(0, state.job.demand - state.allocation)
-        if state.host is not None and state.host in self.running:
-            old = self.running[state.host]
-            old.guests = tuple(name for name in old.guests if name != state.id)
+        self._leave_seat(state)
         state.change(now, devices, self.placement.counts(devices), host)
         if host is not None:
             self.running[host].guests += (state.id,)
@@ -173,6 +173,12 @@ class Assignment:
         else:
             state.guests = ()
             self.running.pop(state.id, None)
+
+    def _leave_seat(self, state: JobState) -> None:
+        """Its host has room for another guest."""
+        if state.host is not None and state.host in self.running:
+            host = self.running[state.host]
+            host.guests = tuple(name for name in host.guests if name != state.id)
 
 
 def _surplus(counts: Mapping[str, int], grant: Grant, types: Mapping[str, object]) -> dict[str, int]:

@@ -97,6 +97,15 @@ def test_jobs_that_do_not_fit_into_the_memory_are_not_tried() -> None:
     assert max(each.end_seconds for each in found.values()) == 600.0
 
 
+def test_nobody_is_packed_where_it_could_not_run() -> None:
+    alone = {"k80": {("a", 1): 1.0, ("b", 1): 0.0}, "v100": {("a", 1): 1.0, ("b", 1): 1.0}}
+    shared = {((one, 1), (other, 1)): 0.9 for one in "ab" for other in "ab"}
+    jobs = [Job("x", 0.0, 1, 500.0, "a"), *(Job(name, 0.0, 1, 500.0, "b") for name in "yz")]
+    found = run(jobs, Table(alone, {"v100": shared, "k80": shared}), "K80:1,V100:1")
+    assert all(device.startswith("V100") for name in "yz" for each in found[name].segments for device in each.devices)
+    assert found["x"].end_seconds == 500.0
+
+
 def test_a_packed_job_moves_out_when_a_device_becomes_free() -> None:
     jobs = [Job("x", 0.0, 1, 1000.0, "a"), Job("y", 0.0, 1, 1000.0, "a"), Job("z", 0.0, 1, 200.0, "b")]
     found = run(jobs, table(aa=(0.9, 0.9)), "V100:2")

@@ -67,7 +67,7 @@ class Gandiva(Policy):
         grants = self._grants(runs, states)
         for name in grants:
             self._steps[name] = states[name].steps_done
-        return Decision(grants, self._wake(runs, states))
+        return Decision(grants, self._wake(runs))
 
     def _meet(self, states: dict[str, JobState]) -> None:
         """Forget jobs that ended; new ones come after those that wait and before those that run."""
@@ -146,18 +146,16 @@ class Gandiva(Policy):
         """Put jobs that would wait beside jobs that run."""
         hosts = [name for name in runs if name not in self._guests and _packable(states[name])]
         for name in [name for name in self._units() if name not in runs and name not in self._guests]:
-            best = None
+            best, most = None, BY_TURNS
             for host in hosts if _packable(states[name]) else ():
                 (kind,) = runs[host]
                 worth = self._seen.get(_key(states[host], states[name], kind), UNTRIED)
-                fits = min(_together(states[host], states[name], kind, snapshot)) > 0
-                if fits and worth > BY_TURNS and (best is None or worth > best[0]):
-                    best = worth, host
+                if worth > most and _fit(states[host], states[name], kind, snapshot):
+                    best, most = host, worth
             if best is not None:
-                worth, host = best
-                self._guests[host] = name
-                hosts.remove(host)
-                if worth == UNTRIED:
+                self._guests[best] = name
+                hosts.remove(best)
+                if most == UNTRIED:
                     self._trials.add(name)
 
     def _grants(self, runs: dict[str, dict[str, int]], states: dict[str, JobState]) -> dict[str, Grant]:
@@ -174,7 +172,7 @@ class Gandiva(Policy):
                 grants[name] = Grant(runs[host], beside=host)
         return grants
 
-    def _wake(self, runs: dict[str, dict[str, int]], states: dict[str, JobState]) -> float | None:
+    def _wake(self, runs: dict[str, dict[str, int]]) -> float | None:
         """At the end of the turn, if someone waits for it or shares a device on trial."""
         due = self._began + TURN_SECONDS
         waiting = any(name not in runs for name in self._units())
@@ -193,6 +191,11 @@ def _together(host: JobState, guest: JobState, kind: str, snapshot: Snapshot) ->
     """What is left of the speeds of two jobs on one device; 0 where they do not fit into its memory."""
     slowdown = snapshot.throughput.slowdown
     return slowdown(host.job, [guest.job], kind), slowdown(guest.job, [host.job], kind)
+
+
+def _fit(host: JobState, guest: JobState, kind: str, snapshot: Snapshot) -> bool:
+    """Whether both can run on a device, with its memory shared."""
+    return snapshot.throughput.usable(guest.job, kind) and min(_together(host, guest, kind, snapshot)) > 0
 
 
 def _key(one: JobState, other: JobState, kind: str) -> Seen:
