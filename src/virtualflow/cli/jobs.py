@@ -62,7 +62,7 @@ def resize(
     if devices != "auto" and not (devices.isdigit() and int(devices) >= 1):
         raise ConfigError(f"a job needs at least one device, not {devices}")
     if JobFolder.of(job).spec().managed:
-        Client.find().post(f"/api/jobs/{job}/resize", devices=devices if devices == "auto" else int(devices))
+        _cap(job, None if devices == "auto" else int(devices), wait=wait)
         return
     if devices == "auto":
         raise ConfigError(f"job {job} has no manager that could decide: say how many devices")
@@ -73,6 +73,19 @@ def resize(
         if time.monotonic() > deadline:
             raise LaunchError(f"job {job} did not get to {count} devices within {WAIT_SECONDS:.0f} s")
         time.sleep(0.05)
+
+
+def _cap(job: str, devices: int | None, *, wait: bool) -> None:
+    manager = Client.find()
+    manager.post(f"/api/jobs/{job}/resize", devices="auto" if devices is None else devices)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while wait and devices is not None:
+        now = manager.get(f"/api/jobs/{job}")
+        if len(now["devices"]) <= devices and now["state"] != "RESIZING":
+            return
+        if time.monotonic() > deadline:
+            raise LaunchError(f"job {job} did not get to {devices} devices within {WAIT_SECONDS:.0f} s")
+        time.sleep(0.1)
 
 
 def _has_got_to(folder: JobFolder, devices: int) -> bool:
@@ -93,7 +106,10 @@ def stop(
 ) -> None:
     """End a running job and all its workers."""
     folder = _running(job)
-    control.ask(folder, verb="stop", checkpoint=checkpoint)
+    if folder.spec().managed and (manager := Client.found()) is not None:
+        manager.post(f"/api/jobs/{job}/{'pause' if checkpoint else 'cancel'}")
+    else:
+        control.ask(folder, verb="stop", checkpoint=checkpoint)
     deadline = time.monotonic() + WAIT_SECONDS
     while folder.is_locked():
         if time.monotonic() > deadline:
@@ -113,7 +129,7 @@ def logs(
     position = 0
     try:
         while True:
-            ended = not folder.is_locked()
+            ended = folder.read_state()["state"] in ENDED
             if path.exists():
                 with path.open("rb") as file:
                     file.seek(position)

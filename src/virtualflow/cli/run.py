@@ -192,6 +192,8 @@ def _detach(folder: JobFolder, token: str) -> None:
 
 def _to_resume(job_id: str, told: dict[str, Any]) -> tuple[JobFolder, Path | None]:
     folder = JobFolder.of(job_id)
+    if folder.spec().managed:
+        raise LaunchError(f"job {job_id} is the manager's: `vf resume {job_id}` lets a paused one go on")
     deadline = time.monotonic() + 2 * folder.spec().patience_seconds  # its workers may still write a checkpoint
     while folder.is_locked():
         if control.answers(folder) or time.monotonic() > deadline:

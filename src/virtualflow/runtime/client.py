@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from virtualflow.core.membership import home
-from virtualflow.errors import ManagerError
+from virtualflow.errors import ManagerError, VirtualFlowError
 from virtualflow.runtime import door
 
 ANSWER_SECONDS = 30.0
@@ -41,6 +41,16 @@ class Client:
             except OSError:
                 raise ManagerError(NOBODY) from None
         return cls(address, door.read_token(token_file, create=False).decode())
+
+    @classmethod
+    def found(cls) -> Client | None:
+        """The manager, if one answers."""
+        try:
+            client = cls.find()
+            client.get("/api/devices")
+        except VirtualFlowError:
+            return None
+        return client
 
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None)
