@@ -1,0 +1,136 @@
+// Loss and throughput of one job, by uPlot, with a mark at each event that cost time.
+
+import { byId, segmented, text } from "./dom.js";
+import { clock, count, rate, significant } from "./format.js";
+
+const HEIGHT = 132;
+const gap = (value) => (value == null || !Number.isFinite(value) ? null : value);
+
+export class Curves {
+  constructor() {
+    this.by = "time";
+    this.series = null;
+    this.events = [];
+    this.drawn = {};
+    segmented(byId("curves-by"), (value) => {
+      this.by = value;
+      this.redraw();
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    new ResizeObserver(() => this.resize()).observe(byId("loss-chart"));
+  }
+
+  show(series, events) {
+    this.events = (events ?? []).filter((event) => event.total_pause_ms != null);
+    const known = this.series !== null && this.drawn.loss;
+    this.series = series;
+    byId("curves-empty").hidden = series.time.length > 0;
+    if (!known) this.redraw();
+    else {
+      this.drawn.loss.setData(this.lossData());
+      this.drawn.speed.setData(this.speedData());
+    }
+    this.tell(null);
+  }
+
+  clear() {
+    this.series = null;
+    for (const chart of Object.values(this.drawn)) chart.destroy();
+    this.drawn = {};
+    byId("curves-empty").hidden = false;
+    text(byId("loss-now"), "");
+    text(byId("speed-now"), "");
+  }
+
+  lossData() {
+    return [this.series[this.by], this.series.loss.map(gap)];
+  }
+
+  speedData() {
+    return [this.series[this.by], this.series.examples_per_second.map(gap), this.series.devices.map(gap)];
+  }
+
+  redraw() {
+    if (!this.series) return;
+    for (const chart of Object.values(this.drawn)) chart.destroy();
+    const colours = readColours();
+    const line = { width: 1.5, points: { show: false } };
+    this.drawn.loss = new uPlot(
+      this.options(colours, [{ ...line, stroke: colours.loss }], {}, (value) => significant(value, 3)),
+      this.lossData(),
+      byId("loss-chart"),
+    );
+    const devices = {
+      scale: "devices", stroke: colours.devices, fill: colours.devicesFill, width: 1, points: { show: false },
+      paths: uPlot.paths.stepped({ align: 1 }),
+    };
+    this.drawn.speed = new uPlot(
+      this.options(colours, [{ ...line, stroke: colours.speed }, devices], { devices: { range: (_, least, most) => [0, Math.max(1, most * 1.15)] }, y: { range: (_, least, most) => [0, (most || 1) * 1.08] } }, rate),
+      this.speedData(),
+      byId("speed-chart"),
+    );
+  }
+
+  options(colours, series, scales, label) {
+    const axis = {
+      stroke: colours.muted, font: "11px system-ui, sans-serif", grid: { stroke: colours.grid, width: 1 },
+      ticks: { show: false },
+    };
+    const x = { ...axis, space: 70, size: 22, gap: 2, values: (_, values) => values.map((value) => this.labelX(value, values)) };
+    const y = { ...axis, size: 46, gap: 4, space: 26, values: (_, values) => values.map(label) };
+    return {
+      width: byId("loss-chart").clientWidth || 300,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: { sync: { key: "job" }, y: false, points: { size: 6 }, drag: { x: true, y: false } },
+      scales: { x: { time: this.by === "time" }, ...scales },
+      series: [{}, ...series],
+      axes: [x, y],
+      padding: [6, 8, 0, 0],
+      hooks: { drawClear: [(chart) => this.marks(chart, colours)], setCursor: [(chart) => this.tell(chart.cursor.idx)] },
+    };
+  }
+
+  labelX(value, values) {
+    if (this.by === "step") return count(value);
+    return clock(value, values.length > 1 && values[1] - values[0] < 60);
+  }
+
+  marks(chart, colours) {
+    const { ctx, bbox } = chart;
+    ctx.save();
+    ctx.lineWidth = devicePixelRatio;
+    ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+    ctx.strokeStyle = colours.mark;
+    for (const event of this.events) {
+      const at = Math.round(chart.valToPos(event[this.by] ?? NaN, "x", true));
+      if (!(at >= bbox.left && at <= bbox.left + bbox.width)) continue;
+      ctx.beginPath();
+      ctx.moveTo(at, bbox.top);
+      ctx.lineTo(at, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
+  }
+
+  /** The values under the cursor, or the last ones. */
+  tell(index) {
+    if (!this.series?.time.length) return;
+    const at = index ?? this.series.time.length - 1;
+    const { step, loss, examples_per_second: speed, devices } = this.series;
+    text(byId("loss-now"), `${significant(loss[at])} at step ${count(step[at])}`);
+    text(byId("speed-now"), `${rate(speed[at])} examples/s on ${count(devices[at])}`);
+  }
+
+  resize() {
+    const width = byId("loss-chart").clientWidth;
+    if (width < 50) return;
+    for (const chart of Object.values(this.drawn)) if (chart.width !== width) chart.setSize({ width, height: HEIGHT });
+  }
+}
+
+function readColours() {
+  const style = getComputedStyle(document.documentElement);
+  const names = { muted: "--muted", grid: "--grid", loss: "--curve", speed: "--curve", devices: "--area-line", devicesFill: "--area", mark: "--mark" };
+  return Object.fromEntries(Object.entries(names).map(([name, property]) => [name, style.getPropertyValue(property).trim()]));
+}

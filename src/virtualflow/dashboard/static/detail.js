@@ -1,0 +1,194 @@
+// One job: what it is doing, its curves, its events with their pauses, its logs, and what can be done to it.
+
+import { get } from "./api.js";
+import { byId, el, reconcile, segmented, set, text } from "./dom.js";
+import { clock, count, day, duration, milliseconds, NOTHING, plural, rate, significant, typeCounts } from "./format.js";
+import { colourOf } from "./colours.js";
+import { Curves } from "./curves.js";
+import { ENDED, pill, ticking } from "./jobs.js";
+
+const SERIES_EVERY_MS = 1500;
+const LOGS_EVERY_MS = 1500;
+const LONGEST_LOG = 400000; // characters that are kept
+
+export class Detail {
+  constructor() {
+    this.id = null;
+    this.tab = "events";
+    this.curves = new Curves();
+    this.pressTab = segmented(byId("detail-tabs"), (value) => this.show(value));
+    setInterval(() => this.pollLogs(), LOGS_EVERY_MS);
+  }
+
+  /** Another job, or none: nothing of the last one may stay. */
+  choose(id) {
+    if (id === this.id) return;
+    Object.assign(this, { id, mark: null, more: null, offset: 0, asked: 0, pending: false });
+    this.curves.clear();
+    byId("log").textContent = "";
+    reconcile(byId("events"), [], String, null, null);
+    byId("events-empty").hidden = false;
+    this.pollLogs();
+  }
+
+  show(tab) {
+    this.tab = tab;
+    this.pressTab(tab);
+    byId("events-view").hidden = tab !== "events";
+    byId("logs-view").hidden = tab !== "logs";
+    this.pollLogs();
+  }
+
+  /** input: {job, since, mode, live, types (of a device name), segments} */
+  update({ job, since, mode, live, begin, typeOf, segments }) {
+    byId("detail-empty").hidden = job != null;
+    byId("detail-body").hidden = job == null;
+    if (!job) return;
+    set(byId("detail-swatch"), "class", `swatch ${colourOf(job.id)}`);
+    text(byId("detail-name"), job.name || job.id);
+    text(byId("detail-id"), job.id === job.name ? "" : job.id);
+    pill(byId("detail-state"), job.state);
+    text(byId("detail-reason"), job.reason);
+    byId("detail-reason").hidden = !job.reason;
+    this.facts(job, since, mode, begin, typeOf);
+    this.buttons(job, mode);
+    if (mode === "report") this.history(job, segments, begin);
+    if (live) this.refresh(job);
+  }
+
+  facts(job, since, mode, begin, typeOf) {
+    const { waited, ran, left } = ticking(job, since);
+    const types = {};
+    for (const device of job.devices) types[typeOf(device)] = (types[typeOf(device)] ?? 0) + 1;
+    const report = mode === "report";
+    const at = (seconds) => (seconds == null ? NOTHING : report ? duration(seconds - begin) : `${clock(seconds)}, ${day(seconds)}`);
+    const limits = `${count(job.min ?? 1)} to ${job.cap == null ? count(job.demand) : count(Math.min(job.cap, job.demand))}`;
+    const facts = [
+      ["Devices", job.devices.length ? typeCounts(types) : NOTHING, !report],
+      ["May have", limits, !report],
+      ["Demand", count(job.demand), report],
+      ["Priority", count(job.priority), mode !== "job"],
+      ["Virtual nodes", count(job.virtual_nodes), true],
+      ["Step", job.steps ? `${count(job.step)} of ${count(job.steps)}` : count(job.step), !report],
+      ["Loss", significant(job.loss), !report],
+      ["Examples/s", rate(job.examples_per_second), !report],
+      ["Waited", duration(waited), true],
+      ["Ran", duration(ran), true],
+      ["Left", duration(left), !report],
+      ["Resizes", count(job.resizes), true],
+      ["Failures", count(job.failures), !report],
+      ["Submitted", at(job.submitted), true],
+      [job.ended == null ? "Started" : "Ended", at(job.ended ?? job.started), true],
+    ];
+    reconcile(byId("detail-facts"), facts.filter(([, , wanted]) => wanted), ([name]) => name,
+      ([name]) => el("div", {}, el("dt", {}, name), el("dd")),
+      (fact, [, value]) => text(fact.lastChild, value));
+  }
+
+  buttons(job, mode) {
+    const going = !ENDED.includes(job.state);
+    const can = {
+      priority: going && mode === "cluster",
+      resize: going,
+      pause: going && job.state !== "PAUSED" && mode === "cluster",
+      resume: job.state === "PAUSED" && mode === "cluster",
+      cancel: going,
+    };
+    for (const [verb, possible] of Object.entries(can)) {
+      const button = byId(`do-${verb}`);
+      button.disabled = !possible;
+      button.hidden = mode === "report" || (mode === "job" && !["resize", "cancel"].includes(verb)) || (verb === "resume" && !possible) || (verb === "pause" && can.resume);
+    }
+    text(byId("do-cancel"), mode === "job" ? "Stop…" : "Cancel…");
+  }
+
+  /** Ask for more of a live job: its curves as it steps, its events when something has happened. */
+  async refresh(job) {
+    const mark = [job.state, job.step, job.resizes, job.failures, job.devices.join()].join("|");
+    const now = performance.now();
+    if (this.pending || mark === this.mark || now - this.asked < SERIES_EVERY_MS) return;
+    const id = job.id;
+    Object.assign(this, { pending: true, asked: now });
+    try {
+      const [series, more] = await Promise.all([get(`jobs/${encodeURIComponent(id)}/series`), get(`jobs/${encodeURIComponent(id)}`)]);
+      if (id !== this.id) return;
+      this.mark = mark;
+      this.curves.show(series, more.events);
+      this.about(more);
+      this.events(more.events ?? []);
+    } catch {
+      // The banner tells of a lost server; a job that is gone leaves with the next state.
+    } finally {
+      if (id === this.id) this.pending = false;
+    }
+  }
+
+  about(more) {
+    const command = [more.script, ...(more.arguments ?? [])].filter(Boolean).join(" ");
+    text(byId("detail-command"), command);
+    set(byId("detail-command"), "title", more.folder ? `in ${more.folder}` : null);
+    text(byId("detail-failure"), more.failure);
+    byId("detail-failure").hidden = !more.failure;
+  }
+
+  events(events) {
+    byId("events-empty").hidden = events.length > 0;
+    const longest = Math.max(1, ...events.map((event) => event.total_pause_ms ?? 0));
+    const numbered = events.map((event, index) => ({ ...event, index })).reverse();
+    reconcile(byId("events"), numbered, (event) => event.index, eventRow, (row, event) => {
+      const [time, step, what, pause] = row.children;
+      text(time, clock(event.time));
+      text(step, event.step == null ? "" : count(event.step));
+      text(what.firstChild, event.text);
+      const parts = Object.entries(event.pause_ms ?? {});
+      text(what.lastChild, parts.map(([part, ms]) => `${part} ${milliseconds(ms)}`).join("  "));
+      text(pause.firstChild, event.total_pause_ms == null ? "" : milliseconds(event.total_pause_ms));
+      pause.lastChild.hidden = event.total_pause_ms == null;
+      set(pause.lastChild, "value", (event.total_pause_ms ?? 0) / longest);
+    });
+  }
+
+  /** A simulated job has no events; its allocations are its story. */
+  history(job, segments, begin) {
+    const own = segments.filter((segment) => segment.job === job.id);
+    byId("events-empty").hidden = own.length > 0;
+    reconcile(byId("events"), own.map((segment, index) => ({ ...segment, index })), (segment) => `${job.id} ${segment.index}`, eventRow, (row, segment) => {
+      const [time, step, what, pause] = row.children;
+      text(time, duration(segment.begin - begin));
+      text(step, "");
+      text(what.firstChild, typeCounts(segment.types));
+      text(what.lastChild, segment.devices.length && segment.devices.length <= 16 ? segment.devices.join(" ") : "");
+      text(pause.firstChild, duration(segment.end - segment.begin));
+      pause.lastChild.hidden = true;
+    });
+  }
+
+  async pollLogs() {
+    if (this.id == null || this.tab !== "logs" || document.hidden || this.reading || document.body.dataset.mode === "report") return;
+    const id = this.id;
+    this.reading = true;
+    try {
+      const { text: added, offset } = await get(`jobs/${encodeURIComponent(id)}/logs?offset=${this.offset}`);
+      if (id === this.id && added) this.append(added, offset);
+      byId("log-empty").hidden = byId("log").textContent !== "";
+    } catch {
+      // As above.
+    } finally {
+      this.reading = false;
+    }
+  }
+
+  append(added, offset) {
+    const log = byId("log");
+    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 24;
+    this.offset = offset;
+    if (log.textContent.length + added.length > LONGEST_LOG) log.textContent = (log.textContent + added).slice(-LONGEST_LOG / 2);
+    else log.append(added);
+    if (atEnd) log.scrollTop = log.scrollHeight;
+  }
+}
+
+function eventRow() {
+  return el("tr", {}, el("td", { class: "number" }), el("td", { class: "number" }), el("td", {}, el("span"), el("small")),
+    el("td", { class: "number" }, el("span"), el("progress", { max: 1, value: 0, "aria-hidden": "true" })));
+}

@@ -1,0 +1,73 @@
+// Which virtual node runs on which device right now.
+
+import { byId, el, reconcile, set, text } from "./dom.js";
+import { plural, ranges } from "./format.js";
+import { colourOf } from "./colours.js";
+
+const MOST_CHIPS = 16;
+
+export class Devices {
+  constructor(select, act) {
+    this.select = select;
+    this.act = act;
+  }
+
+  show({ devices, jobs, mode }) {
+    const named = new Map(jobs.map((job) => [job.id, job]));
+    const machines = byMachine(devices);
+    const busy = devices.filter((device) => device.job != null).length;
+    const lost = devices.filter((device) => device.lost).length;
+    text(byId("devices-tally"), `${busy} of ${devices.length} busy${lost ? `, ${lost} out` : ""}`);
+    reconcile(byId("machines"), [...machines], ([machine]) => machine, machineBox, (box, [machine, members]) => {
+      const [heading, list] = box.children;
+      text(heading, machines.size > 1 ? `Machine ${machine}` : "");
+      heading.hidden = machines.size === 1;
+      reconcile(list, members, (device) => device.name, (device) => this.tile(device), (tile, device) =>
+        update(tile, device, named.get(device.job), mode),
+      );
+    });
+  }
+
+  tile(device) {
+    const name = el("span", { class: "device-name" });
+    const type = el("span", { class: "muted" });
+    const button = el("button", { type: "button", class: "quiet small" });
+    const job = el("button", { type: "button", class: "name" }, el("i", { class: "swatch" }), el("span"));
+    const chips = el("span", { class: "chips" });
+    const tile = el("li", { class: "device" }, el("div", { class: "device-head" }, name, type, button), job, chips);
+    button.addEventListener("click", () => this.act(button.dataset.verb, device.name));
+    job.addEventListener("click", () => job.dataset.job && this.select(job.dataset.job, true));
+    return tile;
+  }
+}
+
+function update(tile, device, job, mode) {
+  const [head, name, chips] = tile.children;
+  const [title, type, button] = head.children;
+  const nodes = job?.mapping?.[device.name] ?? [];
+  set(tile, "class", `device ${device.lost ? "lost" : device.job == null ? "free" : colourOf(device.job)}`);
+  text(title, device.name);
+  text(type, device.name.startsWith(device.type) ? "" : device.type);
+  button.hidden = mode !== "cluster";
+  set(button, "data-verb", device.lost ? "return" : "drain");
+  text(button, device.lost ? "Return" : "Drain");
+  set(button, "aria-label", `${device.lost ? "Return" : "Drain"} device ${device.name}`);
+  set(name, "data-job", device.job);
+  name.disabled = device.job == null;
+  set(name.firstChild, "class", device.job == null ? "swatch none" : `swatch ${colourOf(device.job)}`);
+  text(name.lastChild, device.job == null ? (device.lost ? "lost or drained" : "free") : (job?.name ?? device.job));
+  set(chips, "aria-label", nodes.length ? `${plural(nodes.length, "virtual node")}: ${ranges(nodes)}` : null);
+  set(chips, "title", nodes.length ? `${plural(nodes.length, "virtual node")}: ${ranges(nodes)}` : null);
+  const shown = nodes.length > MOST_CHIPS ? [`${nodes.length} nodes: ${ranges(nodes)}`] : nodes;
+  reconcile(chips, shown, (node) => node, (node) => el("b", {}, String(node)), () => {});
+}
+
+function machineBox() {
+  return el("section", { class: "machine" }, el("h3"), el("ul", { class: "device-list" }));
+}
+
+function byMachine(devices) {
+  const found = new Map();
+  for (const device of devices) found.set(device.machine, [...(found.get(device.machine) ?? []), device]);
+  return found;
+}

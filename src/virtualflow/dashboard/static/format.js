@@ -1,0 +1,85 @@
+// Numbers, times and names as the page shows them.
+
+const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+export const NOTHING = "–";
+
+export function count(value) {
+  return value == null ? NOTHING : grouped.format(value);
+}
+
+export function significant(value, digits = 4) {
+  if (value == null || !Number.isFinite(value)) return NOTHING;
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-4 || size >= 1e6)) return value.toExponential(2);
+  return value.toFixed(Math.max(0, digits - 1 - Math.max(0, Math.floor(Math.log10(size || 1)))));
+}
+
+export function rate(value) {
+  if (value == null) return NOTHING;
+  if (value >= 10000) return `${(value / 1000).toFixed(1)}k`;
+  return value >= 100 ? grouped.format(value) : value.toFixed(1);
+}
+
+export function milliseconds(value) {
+  return value >= 100 ? grouped.format(value) : value.toFixed(1);
+}
+
+export function duration(seconds) {
+  if (seconds == null) return NOTHING;
+  const whole = Math.max(0, Math.round(seconds));
+  const two = (number) => String(number).padStart(2, "0");
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}:${two(whole % 60)} min`;
+  if (whole < 48 * 3600) return `${Math.floor(whole / 3600)}:${two(Math.floor((whole % 3600) / 60))} h`;
+  return `${(whole / 86400).toFixed(1)} d`;
+}
+
+export function clock(seconds, withSeconds = true) {
+  const options = { hour: "2-digit", minute: "2-digit", hour12: false };
+  if (withSeconds) options.second = "2-digit";
+  return new Date(seconds * 1000).toLocaleTimeString("en-GB", options);
+}
+
+export function day(seconds) {
+  return new Date(seconds * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+}
+
+/** Whole numbers in a row become a range: 0–3, 6. */
+export function ranges(numbers) {
+  const parts = [];
+  for (const number of [...numbers].sort((one, other) => one - other)) {
+    const last = parts.at(-1);
+    if (last && last[1] === number - 1) last[1] = number;
+    else parts.push([number, number]);
+  }
+  return parts.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
+}
+
+export function plural(number, word) {
+  return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+}
+
+/** "4 V100 + 2 P100" */
+export function typeCounts(types) {
+  return Object.entries(types).map(([type, number]) => `${number} ${type}`).join(" + ");
+}
+
+/** Round steps for an axis of *span*, about *wanted* of them; for seconds, steps that people use. */
+export function axisStep(span, wanted, ofTime) {
+  const rough = span / Math.max(1, wanted);
+  if (ofTime) {
+    const friendly = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+    const found = friendly.find((step) => step >= rough);
+    return found ?? 86400 * axisStep(span / 86400, wanted, false);
+  }
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
+}
+
+/** A command line as a shell would split it, with quotes. */
+export function splitArguments(text) {
+  const found = text.matchAll(/(?:[^\s"']+|"(?:\\.|[^"\\])*"|'[^']*')+/g);
+  const unquote = (word) =>
+    word.replace(/"((?:\\.|[^"\\])*)"|'([^']*)'/g, (_, double, single) => single ?? double.replace(/\\(.)/g, "$1"));
+  return [...found].map(([word]) => unquote(word));
+}

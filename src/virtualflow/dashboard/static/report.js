@@ -1,0 +1,51 @@
+// A simulation's report: its policies side by side, one of them shown.
+
+import { byId, el, reconcile, set, text } from "./dom.js";
+import { count, duration, significant } from "./format.js";
+
+const SHOWN = {
+  average_jct_seconds: ["Average JCT", duration],
+  median_jct_seconds: ["Median JCT", duration],
+  tail_jct_seconds: ["99th percentile", duration],
+  makespan_seconds: ["Makespan", duration],
+  median_queueing_seconds: ["Median queueing", duration],
+  utilization: ["Utilisation", percent],
+  productive: ["Productive", percent],
+  resizes: ["Resizes", count],
+  fairness: ["Fairness", (value) => significant(value, 3)],
+};
+
+/** The embedded data as {name: {state, history, summary}}, whether it has one policy or many. */
+export function policiesOf(data) {
+  return data.policies ?? { [data.state.cluster.policy ?? "report"]: data };
+}
+
+export class Report {
+  constructor(policies, choose) {
+    const summaries = Object.values(policies).map((policy) => policy.summary ?? {});
+    const known = Object.keys(SHOWN).filter((name) => summaries.some((summary) => summary[name] != null));
+    const head = byId("policies-head");
+    head.append(el("th", { scope: "col" }, "Policy"));
+    for (const name of known) head.append(el("th", { scope: "col", class: "number" }, SHOWN[name][0]));
+    reconcile(byId("policies-body"), Object.entries(policies), ([name]) => name, ([name, policy]) => {
+      const button = el("button", { type: "button", class: "name" }, name);
+      const row = el("tr", { "data-policy": name }, el("th", { scope: "row" }, button));
+      for (const each of known) row.append(el("td", { class: "number" }, SHOWN[each][1](policy.summary?.[each])));
+      row.addEventListener("click", () => choose(name));
+      return row;
+    }, () => {});
+  }
+
+  press(name, note) {
+    for (const row of byId("policies-body").children) {
+      set(row, "aria-selected", row.dataset.policy === name ? "true" : null);
+      set(row.querySelector("button"), "aria-pressed", row.dataset.policy === name ? "true" : "false");
+    }
+    text(byId("report-note"), note);
+    byId("report-note").hidden = !note;
+  }
+}
+
+function percent(share) {
+  return share == null ? "–" : `${(100 * share).toFixed(1)}%`;
+}
