@@ -12,8 +12,8 @@ from tests.dashboard.scripted import Scripted, served
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def page(browser: Any) -> Iterator[Any]:
     """A page of its own for each test. No script may fail on it, and nothing may be blocked."""
     complaints: list[str] = []
     page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light", reduced_motion="reduce")
-    page.set_default_timeout(5000)
+    page.set_default_timeout(20_000)  # a machine may be busy
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda said: complaints.append(said.text) if _is_ours(said) else None)
     yield page

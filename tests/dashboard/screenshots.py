@@ -7,8 +7,9 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+from tests.dashboard.busy import a_busy_day
 from tests.dashboard.conftest import ARGUMENTS, CHROMIUM
-from tests.dashboard.scripted import a_busy_day, served
+from tests.dashboard.scripted import served
 
 VIEWS = {
     "dashboard-light": {"viewport": {"width": 1440, "height": 1000}, "color_scheme": "light"},

@@ -16,6 +16,8 @@ from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.table import GAVEL, GAVEL_ROUND_SECONDS
 from virtualflow.cluster.throughput import Throughput
 from virtualflow.core.devices import parse_pools
+from virtualflow.dashboard import report as dashboard_report
+from virtualflow.dashboard.page import standalone
 from virtualflow.sim import charts, compare, costs, importers, report, throughputs
 from virtualflow.sim.compare import Comparison, Setting, on_machines
 from virtualflow.sim.failures import Failures
@@ -93,8 +95,11 @@ def simulate(
         registry.make(name, options)  # say at once if one is unknown
     comparison = _compare(loaded, names, setting, seeds, quiet=as_json)
     if output is not None:
-        page = report.write(comparison, setting, f"{loaded.source}: {', '.join(names)}", output)
-        Console(stderr=True).print(f"wrote {page}", highlight=False)
+        title = f"{loaded.source}: {', '.join(names)}"
+        page = report.write(comparison, setting, title, output)
+        dashboard = output / "dashboard.html"
+        dashboard.write_text(standalone(dashboard_report.of(comparison, pools, loaded.source)), encoding="utf-8")
+        Console(stderr=True).print(f"wrote {page} and {dashboard}", highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps(_as_json(comparison)))
     else:

@@ -1,11 +1,11 @@
 // The allocation chart: a coloured box per job over time, hatched where it mixes device types.
 
 import { byId, reconcile, segmented, set, svg, text } from "./dom.js";
-import { axisStep, clock, duration, plural, typeCounts } from "./format.js";
+import { axisStep, clock, duration, plural, roundDuration, typeCounts } from "./format.js";
 import { colourOf } from "./colours.js";
 import { clip, placed, stacked } from "./stacking.js";
 
-const MARGIN = { left: 34, right: 10, top: 8, bottom: 22 };
+const MARGIN = { left: 48, right: 10, top: 8, bottom: 22 };
 const LETTER = 6.4; // pixels, about, in the font of the labels
 
 export class Allocation {
@@ -72,7 +72,7 @@ export class Allocation {
     const step = axisStep(end - begin, width / 110, true);
     const ticks = [];
     for (let at = Math.ceil((begin - zero) / step) * step + zero; at <= end; at += step) ticks.push(at);
-    const label = (at) => (elapsed ? duration(at - zero) : clock(at, step < 60));
+    const label = (at) => (elapsed ? roundDuration(at - zero) : clock(at, step < 60));
     reconcile(byId("allocation-time"), ticks, (at) => at, tick, (mark, at) => {
       const [line, words] = mark.children;
       lineAt(line, x(at), y(0), x(at), y(top));
@@ -180,8 +180,8 @@ function fitted(box, width) {
   if (width < LETTER) return "";
   const letters = Math.floor(width / LETTER);
   if (box.name.length <= letters) return box.name;
-  if (String(box.job).length <= letters && String(box.job).length < 4) return String(box.job);
-  return letters < 4 ? "" : `${box.name.slice(0, letters - 1)}…`;
+  if (letters >= 5) return `${box.name.slice(0, letters - 1)}…`;
+  return box.job.length <= letters ? box.job : "";
 }
 
 function countMarks(top) {
@@ -194,7 +194,7 @@ function countMarks(top) {
 /** A line where the type or the machine changes, named in the middle; single devices if there is room. */
 function deviceMarks(devices, y) {
   const roomy = Math.abs(y(1) - y(0)) >= 11;
-  const short = (name) => name.split(":").at(-1).slice(-4);
+  const short = (name) => (name.length <= 7 ? name : `…${name.slice(-6)}`);
   const marks = [];
   devices.forEach((device, row) => {
     const changes = row === 0 || devices[row - 1].type !== device.type || devices[row - 1].machine !== device.machine;

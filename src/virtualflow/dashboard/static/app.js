@@ -33,7 +33,7 @@ function take(next) {
   aheadSeconds = next.cluster.now - Date.now() / 1000;
   set(document.body, "data-mode", next.mode);
   giveColours(state.jobs, segments);
-  if (!jobOf(selected)) selected = order(state.jobs)[0]?.id ?? null;
+  if (!jobOf(selected)) selected = order(state.jobs, embedded !== null)[0]?.id ?? null;
   render();
 }
 
@@ -176,7 +176,7 @@ byId("submit").addEventListener("click", async () => {
   const answer = await actions.submit();
   if (!answer) return;
   take(await get("state"));
-  select(String(answer.id));
+  if (jobOf(String(answer.id))) select(String(answer.id));
 });
 for (const button of document.querySelectorAll("dialog button[data-close]")) {
   button.addEventListener("click", () => button.closest("dialog").close(""));

@@ -1,9 +1,9 @@
 // Loss and throughput of one job, by uPlot, with a mark at each event that cost time.
 
 import { byId, segmented, text } from "./dom.js";
-import { clock, count, rate, significant } from "./format.js";
+import { clock, count, plural, rate, significant } from "./format.js";
 
-const HEIGHT = 132;
+const HEIGHT = 118;
 const gap = (value) => (value == null || !Number.isFinite(value) ? null : value);
 
 export class Curves {
@@ -118,8 +118,8 @@ export class Curves {
     if (!this.series?.time.length) return;
     const at = index ?? this.series.time.length - 1;
     const { step, loss, examples_per_second: speed, devices } = this.series;
-    text(byId("loss-now"), `${significant(loss[at])} at step ${count(step[at])}`);
-    text(byId("speed-now"), `${rate(speed[at])} examples/s on ${count(devices[at])}`);
+    text(byId("loss-now"), `${significant(loss[at], 5)} at step ${count(step[at])}`);
+    text(byId("speed-now"), `${rate(speed[at])} examples/s on ${plural(devices[at], "device")}`);
   }
 
   resize() {

@@ -2,13 +2,15 @@
 
 import { get } from "./api.js";
 import { byId, el, reconcile, segmented, set, text } from "./dom.js";
-import { clock, count, day, duration, milliseconds, NOTHING, plural, rate, significant, typeCounts } from "./format.js";
+import { clock, count, duration, milliseconds, moment, NOTHING, plural, rate, significant, typeCounts } from "./format.js";
 import { colourOf } from "./colours.js";
 import { Curves } from "./curves.js";
 import { ENDED, pill, ticking } from "./jobs.js";
 
 const SERIES_EVERY_MS = 1500;
 const LOGS_EVERY_MS = 1500;
+const WIDE = ["Devices", "Step"];
+const COLOUR_CODES = /\x1b\[[0-9;?]*[A-Za-z]/g;
 const LONGEST_LOG = 400000; // characters that are kept
 
 export class Detail {
@@ -46,7 +48,7 @@ export class Detail {
     if (!job) return;
     set(byId("detail-swatch"), "class", `swatch ${colourOf(job.id)}`);
     text(byId("detail-name"), job.name || job.id);
-    text(byId("detail-id"), job.id === job.name ? "" : job.id);
+    text(byId("detail-id"), job.name.includes(job.id) ? "" : job.id);
     pill(byId("detail-state"), job.state);
     text(byId("detail-reason"), job.reason);
     byId("detail-reason").hidden = !job.reason;
@@ -61,7 +63,7 @@ export class Detail {
     const types = {};
     for (const device of job.devices) types[typeOf(device)] = (types[typeOf(device)] ?? 0) + 1;
     const report = mode === "report";
-    const at = (seconds) => (seconds == null ? NOTHING : report ? duration(seconds - begin) : `${clock(seconds)}, ${day(seconds)}`);
+    const at = (seconds) => (seconds == null ? NOTHING : report ? duration(seconds - begin) : moment(seconds));
     const limits = `${count(job.min ?? 1)} to ${job.cap == null ? count(job.demand) : count(Math.min(job.cap, job.demand))}`;
     const facts = [
       ["Devices", job.devices.length ? typeCounts(types) : NOTHING, !report],
@@ -69,19 +71,19 @@ export class Detail {
       ["Demand", count(job.demand), report],
       ["Priority", count(job.priority), mode !== "job"],
       ["Virtual nodes", count(job.virtual_nodes), true],
-      ["Step", job.steps ? `${count(job.step)} of ${count(job.steps)}` : count(job.step), !report],
-      ["Loss", significant(job.loss), !report],
+      ["Step", job.steps ? `${count(job.step)} / ${count(job.steps)}` : count(job.step), !report],
+      ["Loss", significant(job.loss, 5), !report],
       ["Examples/s", rate(job.examples_per_second), !report],
       ["Waited", duration(waited), true],
       ["Ran", duration(ran), true],
       ["Left", duration(left), !report],
       ["Resizes", count(job.resizes), true],
       ["Failures", count(job.failures), !report],
-      ["Submitted", at(job.submitted), true],
+      ["Submitted", at(job.submitted), report],
       [job.ended == null ? "Started" : "Ended", at(job.ended ?? job.started), true],
     ];
     reconcile(byId("detail-facts"), facts.filter(([, , wanted]) => wanted), ([name]) => name,
-      ([name]) => el("div", {}, el("dt", {}, name), el("dd")),
+      ([name]) => el("div", { class: WIDE.includes(name) ? "wide" : null }, el("dt", {}, name), el("dd")),
       (fact, [, value]) => text(fact.lastChild, value));
   }
 
@@ -169,7 +171,7 @@ export class Detail {
     this.reading = true;
     try {
       const { text: added, offset } = await get(`jobs/${encodeURIComponent(id)}/logs?offset=${this.offset}`);
-      if (id === this.id && added) this.append(added, offset);
+      if (id === this.id && added) this.append(added.replace(COLOUR_CODES, ""), offset);
       byId("log-empty").hidden = byId("log").textContent !== "";
     } catch {
       // As above.

@@ -16,6 +16,7 @@ export function significant(value, digits = 4) {
 
 export function rate(value) {
   if (value == null) return NOTHING;
+  if (value === 0) return "0";
   if (value >= 10000) return `${(value / 1000).toFixed(1)}k`;
   return value >= 100 ? grouped.format(value) : value.toFixed(1);
 }
@@ -28,10 +29,16 @@ export function duration(seconds) {
   if (seconds == null) return NOTHING;
   const whole = Math.max(0, Math.round(seconds));
   const two = (number) => String(number).padStart(2, "0");
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)}:${two(whole % 60)} min`;
-  if (whole < 48 * 3600) return `${Math.floor(whole / 3600)}:${two(Math.floor((whole % 3600) / 60))} h`;
-  return `${(whole / 86400).toFixed(1)} d`;
+  const pair = (large, big, small, little) => `${Math.floor(whole / large)}${big}\u202f${two(Math.floor((whole % large) / small))}${little}`;
+  if (whole < 60) return `${whole}s`;
+  if (whole < 3600) return pair(60, "m", 1, "s");
+  if (whole < 48 * 3600) return pair(3600, "h", 60, "m");
+  return pair(86400, "d", 3600, "h");
+}
+
+/** For an axis: a round number of hours needs no minutes. */
+export function roundDuration(seconds) {
+  return seconds === 0 ? "0" : duration(seconds).replace(/\u202f00[smh]$/, "");
 }
 
 export function clock(seconds, withSeconds = true) {
@@ -40,8 +47,11 @@ export function clock(seconds, withSeconds = true) {
   return new Date(seconds * 1000).toLocaleTimeString("en-GB", options);
 }
 
-export function day(seconds) {
-  return new Date(seconds * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+/** The time, and the day unless it is today. */
+export function moment(seconds) {
+  const date = new Date(seconds * 1000);
+  if (date.toDateString() === new Date().toDateString()) return clock(seconds);
+  return `${clock(seconds, false)}, ${date.toLocaleDateString("en-GB", { day: "numeric", month: "short" })}`;
 }
 
 /** Whole numbers in a row become a range: 0–3, 6. */

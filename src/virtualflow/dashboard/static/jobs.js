@@ -40,12 +40,14 @@ export function ticking(job, since) {
   };
 }
 
-export function order(jobs) {
+export function order(jobs, byArrival = false) {
+  if (byArrival) return [...jobs].sort((one, other) => one.submitted - other.submitted);
   const place = (job) => GROUPS.findIndex((group) => group.of(job));
+  const held = (job) => (job.state === "PAUSED" ? 1 : 0);
   const late = (job) => (ENDED.includes(job.state) ? -(job.ended ?? 0) : 0);
   return [...jobs].sort(
     (one, other) =>
-      place(one) - place(other) || late(one) - late(other) || other.priority - one.priority || (one.submitted ?? 0) - (other.submitted ?? 0),
+      place(one) - place(other) || late(one) - late(other) || held(one) - held(other) || other.priority - one.priority || (one.submitted ?? 0) - (other.submitted ?? 0),
   );
 }
 
@@ -65,7 +67,8 @@ export class Jobs {
   show(input) {
     this.last = input;
     const { jobs, report } = input;
-    const sorted = report ? [...jobs].sort((one, other) => one.submitted - other.submitted) : order(jobs);
+    text(byId("jobs-head").querySelector(".at-devices"), report ? "Demand" : "Devices");
+    const sorted = order(jobs, report);
     const visible = sorted.slice(0, this.shown);
     byId("jobs-empty").hidden = jobs.length > 0;
     byId("jobs-table").hidden = jobs.length === 0;
@@ -97,7 +100,7 @@ export class Jobs {
       const label = { "data-label": column.title };
       if (column.id === "job") {
         const name = el("button", { type: "button", class: "name" }, el("i", { class: "swatch" }), el("span"));
-        row.append(cell("th", column, { scope: "row" }, name));
+        row.append(cell("th", column, { scope: "row" }, name, el("small")));
       } else if (column.id === "state") {
         row.append(cell("td", column, label, el("span", { class: "pill" })));
       } else if (column.id === "devices" || column.id === "progress") {
@@ -115,7 +118,9 @@ export class Jobs {
     set(row, "aria-selected", job.id === selected ? "true" : null);
     set(at.job.querySelector("i"), "class", `swatch ${colourOf(job.id)}`);
     text(at.job.querySelector("span"), job.name || job.id);
-    set(at.job.firstChild, "title", job.reason ? `${job.name}: ${job.reason}` : job.name);
+    set(at.job.firstChild, "title", job.name);
+    text(at.job.lastChild, job.reason);
+    set(at.job.lastChild, "title", job.reason);
     set(at.job.firstChild, "aria-pressed", job.id === selected ? "true" : "false");
     pill(at.state.firstChild, job.state);
     text(at.priority, significant(job.priority, 2).replace(/\.0$/, ""));
@@ -123,7 +128,7 @@ export class Jobs {
     set(at.devices.lastChild, "value", Math.min(1, job.devices.length / Math.max(1, job.demand)));
     text(at.progress.firstChild, job.steps ? `${count(job.step)} / ${count(job.steps)}` : count(job.step));
     set(at.progress.lastChild, "value", job.steps ? Math.min(1, job.step / job.steps) : 0);
-    text(at.loss, significant(job.loss));
+    text(at.loss, significant(job.loss, 5));
     text(at.speed, rate(ENDED.includes(job.state) || WAITING.includes(job.state) ? null : job.examples_per_second));
     text(at.waited, duration(waited));
     text(at.ran, duration(ran));

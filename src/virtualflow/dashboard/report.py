@@ -1,0 +1,78 @@
+"""A simulation as the page shows it: the same state and history that a manager would serve, at the end of each run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from typing import Any
+
+from virtualflow import __version__
+from virtualflow.cluster.job import LINEAR
+from virtualflow.core.devices import Pool, names_of, type_of
+from virtualflow.sim.compare import Comparison, Outcome
+from virtualflow.sim.result import JobResult, Segment
+
+MOST_JOBS = 5_000  # beyond, the file gets too large for a browser
+MOST_NAMES = 300_000  # of devices, in all segments: beyond, only their number is told
+
+
+def of(comparison: Comparison, pools: Sequence[Pool], title: str) -> dict[str, Any]:
+    """What ``page.standalone`` embeds."""
+    devices = list(_devices(pools))
+    return {
+        "policies": {name: _policy(name, found, devices, title) for name, found in comparison.policies.items()},
+    }
+
+
+def _policy(name: str, outcome: Outcome, devices: list[dict[str, Any]], title: str) -> dict[str, Any]:
+    accounts = outcome.run.accounts
+    jobs = sorted(outcome.run.jobs, key=lambda job: (job.job.arrival_seconds, job.job.id))[:MOST_JOBS]
+    named = sum(len(segment.devices) for job in jobs for segment in job.segments) <= MOST_NAMES
+    cluster = {
+        "name": title, "policy": name, "backend": "simulation", "started": accounts.start_seconds,
+        "now": accounts.end_seconds, "version": __version__,
+    }  # fmt: skip
+    left_out = len(outcome.run.jobs) - len(jobs)
+    return {
+        "state": {"mode": "report", "cluster": cluster, "jobs": [_job(job) for job in jobs], "devices": devices},
+        "history": {"segments": [_segment(job, each, named) for job in jobs for each in job.segments]},
+        "summary": {name: each.mean if isfinite(each.mean) else None for name, each in outcome.intervals.items()},
+        "note": f"The first {MOST_JOBS:,} jobs are shown; {left_out:,} more are left out." if left_out else "",
+    }
+
+
+def _name(result: JobResult) -> str:
+    job = result.job
+    return f"job {job.id}" if job.workload == LINEAR else f"{job.id} {job.workload}"
+
+
+def _job(result: JobResult) -> dict[str, Any]:
+    job = result.job
+    return {
+        "id": job.id, "name": _name(result), "priority": job.priority, "state": "DONE", "devices": [],
+        "demand": job.demand, "min": 1, "cap": None, "virtual_nodes": job.virtual_nodes, "mapping": {},
+        "step": job.steps, "steps": job.steps, "loss": None, "examples_per_second": None,
+        "queued_seconds": result.queueing_seconds, "run_seconds": result.end_seconds - result.start_seconds,
+        "eta_seconds": None, "resizes": result.resizes, "failures": 0, "reason": "",
+        "submitted": job.arrival_seconds, "started": result.start_seconds, "ended": result.end_seconds,
+    }  # fmt: skip
+
+
+def _segment(result: JobResult, segment: Segment, named: bool) -> dict[str, Any]:
+    return {
+        "job": result.job.id,
+        "name": _name(result),
+        "devices": list(segment.devices) if named else [],
+        "types": dict(Counter(type_of(device) for device in segment.devices)),
+        "begin": segment.start_seconds,
+        "end": segment.end_seconds,
+    }
+
+
+def _devices(pools: Sequence[Pool]) -> Iterator[dict[str, Any]]:
+    machines = (
+        number for number, count in enumerate(count for pool in pools for count in pool.machines) for _ in range(count)
+    )
+    for name, machine in zip(names_of(pools), machines, strict=True):
+        yield {"name": name, "type": type_of(name), "machine": machine, "job": None, "lost": False}

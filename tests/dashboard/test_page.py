@@ -1,0 +1,263 @@
+"""The page in a real browser, against a server that says what each test tells it to."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboard.busy import a_busy_day, curves
+from tests.dashboard.scripted import Scripted, a_job, a_segment, served, some_devices
+from virtualflow.cluster.throughput import Throughput
+from virtualflow.core.devices import parse_pools
+from virtualflow.dashboard import report
+from virtualflow.dashboard.page import MODULES, STATIC, page_files, standalone
+from virtualflow.sim import compare, costs
+from virtualflow.sim.compare import Setting
+from virtualflow.sim.generate import Recipe, generate
+from virtualflow.sim.workloads import paper_speeds
+
+TWO, ALL = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+EVIL = "<img src=x onerror=document.title='owned'>"
+
+
+def test_boxes_appear_as_the_cluster_changes(page: Any, scripted: Scripted) -> None:
+    page.goto(scripted.address)
+    page.get_by_text("vf submit train.py").wait_for()
+    begin = time.time() - 100
+    scripted.push([a_job("one", devices=ALL)], [a_segment("one", ALL, begin)])
+    page.locator(".box[data-job=one]").wait_for()
+    segments = [
+        a_segment("one", ALL, begin, begin + 50),
+        a_segment("one", TWO, begin + 50),
+        a_segment("two", ALL[2:], begin + 50),
+    ]
+    scripted.push([a_job("one", devices=TWO), a_job("two", devices=ALL[2:])], segments)
+    page.locator(".box[data-job=two]").wait_for()
+    assert page.locator(".box[data-job=one]").count() == 2
+    assert page.locator(".box").first.get_attribute("class") != page.locator(".box[data-job=two]").get_attribute(
+        "class"
+    )
+
+
+def test_a_box_is_hatched_where_device_types_mix(page: Any, scripted: Scripted) -> None:
+    scripted.state["devices"] = some_devices(V100=1, P100=1)
+    devices = ("V100:0", "P100:0")
+    begin = time.time() - 100
+    scripted.push(
+        [a_job("j", devices=devices)],
+        [a_segment("j", devices[:1], begin, begin + 50), a_segment("j", devices, begin + 50)],
+    )
+    page.goto(scripted.address)
+    page.locator(".box.mixed .hatch").wait_for()
+    assert page.locator(".box").count() == 2
+    page.get_by_role("button", name="By device").click()
+    page.locator(".axis text", has_text="V100:0").wait_for()
+
+
+def test_rows_change_without_a_reload(page: Any, scripted: Scripted) -> None:
+    scripted.push([a_job("one", "QUEUED", step=0)])
+    page.goto(scripted.address)
+    page.locator("#jobs-queue [data-job=one]").wait_for()
+    page.evaluate("window.same = true")
+    scripted.push([a_job("one", devices=ALL, step=250, loss=0.125)])
+    row = page.locator("#jobs-running [data-job=one]")
+    row.get_by_text("250 / 1,000").wait_for()
+    assert row.locator(".at-loss").inner_text() == "0.1250"
+    assert page.locator("#jobs-queue").is_hidden()
+    assert page.evaluate("window.same")
+
+
+def test_the_page_shows_which_virtual_node_runs_where(page: Any, scripted: Scripted) -> None:
+    scripted.push([a_job("one", devices=TWO, nodes=4)])
+    page.goto(scripted.address)
+    tiles = page.locator(".device")
+    tiles.nth(1).get_by_text("one").wait_for()
+    assert tiles.nth(1).locator(".chips b").all_inner_texts() == ["2", "3"]
+    assert tiles.nth(2).get_by_text("free").is_visible()
+
+
+def test_a_job_shows_its_curves_events_and_logs(page: Any, scripted: Scripted) -> None:
+    now = time.time()
+    scripted.series["one"] = curves(now - 100, now, [(now - 100, 2)], 50)
+    pause = {"stop": 2.0, "group": 12.5}
+    event = {"time": now - 50, "step": 40, "text": "grew to 4 devices", "pause_ms": pause, "total_pause_ms": 14.5}
+    scripted.details["one"] = {"events": [event]}
+    scripted.logs["one"] = "epoch 1\n\x1b[32mepoch 2\x1b[0m\n"
+    scripted.push([a_job("one", devices=ALL, step=5)])
+    page.goto(scripted.address)
+    page.get_by_text("grew to 4 devices").wait_for()
+    assert page.get_by_text("stop 2.0 group 12.5").is_visible()
+    assert page.locator("#events td").last.inner_text() == "14.5"
+    assert page.locator(".curve canvas").count() == 2
+    page.get_by_role("button", name="Logs").click()
+    page.get_by_text("epoch 2").wait_for()
+    assert page.locator("#log").inner_text() == "epoch 1\nepoch 2\n"
+
+
+def test_names_stay_text(page: Any, scripted: Scripted) -> None:
+    scripted.details["j"] = {"events": [{"time": 0, "step": 0, "text": EVIL, "pause_ms": None, "total_pause_ms": None}]}
+    job = a_job(EVIL, devices=ALL, id="j", reason=EVIL)
+    scripted.push([job], [{**a_segment("j", ALL, time.time() - 50), "name": EVIL}])
+    page.goto(scripted.address)
+    page.locator("#events tr").wait_for()
+    page.locator("#allocation-boxes .box").hover()
+    page.locator("#do-cancel").click()
+    assert page.locator("#detail-name").inner_text() == EVIL
+    assert page.locator("img").count() == 0
+    assert page.title() != "owned"
+
+
+@pytest.mark.parametrize("size", [(390, 844), (820, 1180)], ids=["phone", "tablet"])
+def test_nothing_is_wider_than_the_screen(page: Any, size: tuple[int, int]) -> None:
+    with served(a_busy_day()) as scripted:
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.goto(scripted.address)
+        page.locator("#events tr").first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        page.locator("[data-job=j-8] .name").click()
+        page.wait_for_function("document.querySelector('#detail').getBoundingClientRect().top < innerHeight / 2")
+
+
+def test_dark_by_the_system_and_by_the_toggle(page: Any, scripted: Scripted) -> None:
+    def dark() -> bool:
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", colour)[:3])) < 200
+
+    page.goto(scripted.address)
+    assert not dark()
+    page.emulate_media(color_scheme="dark")
+    assert dark()
+    page.get_by_role("button", name="Light or dark").click()
+    assert not dark()
+    page.reload()
+    page.get_by_text("vf submit train.py").wait_for()
+    assert not dark()
+
+
+def test_cancelling_asks_first(page: Any, scripted: Scripted) -> None:
+    scripted.push([a_job("one", devices=ALL)])
+    page.goto(scripted.address)
+    page.get_by_role("button", name="Cancel…").click()
+    page.keyboard.press("Escape")
+    assert scripted.posted == []
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    page.get_by_text("one is being cancelled").wait_for()
+    assert scripted.posted == [("jobs/one/cancel", {})]
+
+
+def test_what_the_buttons_ask_for(page: Any, scripted: Scripted) -> None:
+    scripted.push([a_job("one", devices=ALL), a_job("two", "PAUSED")])
+    page.goto(scripted.address)
+    page.get_by_role("button", name="Submit job…").click()
+    page.get_by_label("Script").fill("train.py")
+    page.get_by_label("Arguments").fill("""--note "two words" --lr=0.1 'a b'""")
+    page.get_by_label("Devices wanted").fill("3")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.get_by_text("Submitted as new").wait_for()
+    page.get_by_role("button", name="Priority…").click()
+    page.locator("#priority-dialog").get_by_label("Priority").fill("7")
+    page.keyboard.press("Enter")
+    page.get_by_text("Priority of one: 7").wait_for()
+    page.get_by_role("button", name="Resize…").click()
+    page.get_by_label("Auto").check()
+    page.get_by_role("button", name="Resize", exact=True).click()
+    page.get_by_text("the policy decides again").wait_for()
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text("one pauses").wait_for()
+    page.locator("[data-job=two] .name").click()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("two is in the queue").wait_for()
+    page.get_by_role("button", name="Drain device cpu:3").click()
+    page.get_by_role("button", name="Drain", exact=True).last.click()
+    page.get_by_text("cpu:3 is being drained").wait_for()
+    submitted = {
+        "script": "train.py",
+        "arguments": ["--note", "two words", "--lr=0.1", "a b"],
+        "priority": 1,
+        "demand": 3,
+        "min": 1,
+    }
+    assert scripted.posted == [
+        ("jobs", submitted),
+        ("jobs/one/priority", {"priority": 7}),
+        ("jobs/one/resize", {"devices": "auto"}),
+        ("jobs/one/pause", {}),
+        ("jobs/two/resume", {}),
+        ("devices/cpu:3/drain", {}),
+    ]
+
+
+def test_the_servers_refusal_is_shown(page: Any, scripted: Scripted) -> None:
+    scripted.refuse = "job one has ended"
+    scripted.push([a_job("one", devices=ALL)])
+    page.goto(scripted.address)
+    page.get_by_role("button", name="Pause").click()
+    page.locator(".toast.error", has_text="job one has ended").wait_for()
+
+
+def test_a_lost_stream_is_told_and_found_again(page: Any, scripted: Scripted) -> None:
+    page.goto(scripted.address)
+    page.get_by_text("live", exact=True).wait_for()
+    scripted.broken = True
+    page.get_by_text("The stream is lost.").wait_for()
+    scripted.broken = False
+    scripted.push([a_job("late", devices=ALL)])
+    page.get_by_role("button", name="Reconnect now").click()
+    page.locator("#jobs [data-job=late]").wait_for()
+    assert page.locator("#banner").is_hidden()
+
+
+def test_a_single_job_offers_what_a_single_job_can(page: Any, scripted: Scripted) -> None:
+    scripted.push([a_job("one", devices=ALL)], mode="job")
+    page.goto(scripted.address)
+    page.get_by_role("button", name="Stop…").wait_for()
+    visible = page.locator(".actions button:visible").all_inner_texts()
+    assert visible == ["Resize…", "Stop…"]
+    for elsewhere in ("#jobs", "#submit", ".device button.small"):
+        assert page.locator(elsewhere).first.is_hidden()
+
+
+def test_a_report_opens_from_a_file(page: Any, tmp_path: Path) -> None:
+    file = tmp_path / "dashboard.html"
+    file.write_text(standalone(a_report(paper_speeds())))
+    page.goto(file.as_uri())
+    page.locator(".box").first.wait_for()
+    assert page.locator("#jobs-ended tr[data-job]").count() == 6
+    title = page.title()
+    page.locator("#policies-body").get_by_role("button", name="priority").click()
+    assert page.title() != title
+    assert page.locator("#submit, .actions button, #reconnect").first.is_hidden()
+    page.locator("#jobs-ended tr[data-job] .name").nth(2).click()
+    assert page.locator("#events tr").count() >= 1
+
+
+def a_report(speeds: Throughput) -> dict[str, Any]:
+    pools = parse_pools("V100:4")
+    compared = compare.compare(
+        generate(Recipe(6, "20/h")), ["wfs", "priority"], Setting(pools, speeds, costs.named("none"))
+    )
+    return report.of(compared, pools, "a trace")
+
+
+def test_embedded_data_cannot_end_its_script() -> None:
+    page = standalone({"state": "</script><script>alert(1)</script>"})
+    assert "alert(1)</script>" not in page
+    assert page.count("</script>") == 3
+
+
+def test_a_copy_needs_no_other_file() -> None:
+    page = standalone({})
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert "import {" not in page
+
+
+def test_every_file_of_the_page_is_known() -> None:
+    files = page_files()
+    assert files[""].name == "index.html"
+    assert {name for name in files if name.endswith(".js") and "/" not in name} == set(MODULES)
+    assert (STATIC / "vendor" / "uPlot.LICENSE").exists()
