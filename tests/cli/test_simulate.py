@@ -57,6 +57,7 @@ def test_policies_stand_side_by_side_with_intervals(trace: Path) -> None:
 def test_a_report_is_one_page_with_its_pictures(trace: Path, tmp_path: Path) -> None:
     folder = tmp_path / "report"
     invoke("simulate", trace, "--devices", "V100:4,P100:4", "--policy", "wfs", "--failures", "0.1", "-o", folder)
+    assert 'id="vf-data"' in (folder / "dashboard.html").read_text()
     page = (folder / "index.html").read_text()
     for picture in ("allocation-wfs.png", "jct.png", "queueing.png"):
         assert (folder / picture).stat().st_size > 1000

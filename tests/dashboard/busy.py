@@ -1,4 +1,4 @@
-"""A cluster as the screenshots show it: two device types, jobs in every state."""
+"""What the screenshots show: a cluster with jobs in every state, and a simulation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ import math
 import time
 
 from tests.dashboard.scripted import Json, Scripted, a_job, a_segment, some_devices
+from virtualflow.core.devices import parse_pools
+from virtualflow.dashboard import report
+from virtualflow.sim import compare, costs
+from virtualflow.sim.compare import Setting
+from virtualflow.sim.generate import Recipe, generate
+from virtualflow.sim.workloads import paper_speeds
+
+
+def a_report(jobs: int, devices: str, policies: list[str], seed: int = 0) -> Json:
+    """The data of a simulation's report."""
+    pools = parse_pools(devices)
+    setting = Setting(pools, paper_speeds(), costs.named("measured"))
+    trace = generate(Recipe(jobs, "12/h", seed=seed))
+    return report.of(compare.compare(trace, policies, setting), pools, trace.source)
 
 
 def curves(begin: float, end: float, changes: list[tuple[float, int]], speed: float, start: float = 2.3) -> Json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 import time
 from pathlib import Path
@@ -9,16 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.busy import a_busy_day, curves
+from tests.dashboard.busy import a_busy_day, a_report, curves
 from tests.dashboard.scripted import Scripted, a_job, a_segment, served, some_devices
-from virtualflow.cluster.throughput import Throughput
-from virtualflow.core.devices import parse_pools
-from virtualflow.dashboard import report
 from virtualflow.dashboard.page import MODULES, STATIC, page_files, standalone
-from virtualflow.sim import compare, costs
-from virtualflow.sim.compare import Setting
-from virtualflow.sim.generate import Recipe, generate
-from virtualflow.sim.workloads import paper_speeds
 
 TWO, ALL = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
 EVIL = "<img src=x onerror=document.title='owned'>"
@@ -56,6 +51,26 @@ def test_a_box_is_hatched_where_device_types_mix(page: Any, scripted: Scripted) 
     assert page.locator(".box").count() == 2
     page.get_by_role("button", name="By device").click()
     page.locator(".axis text", has_text="V100:0").wait_for()
+
+
+def test_boxes_cover_what_was_allocated_and_nothing_twice(page: Any, scripted: Scripted) -> None:
+    chance = random.Random(0)
+    segments = []
+    for job in range(12):
+        moments = sorted(chance.sample(range(1000), 5))
+        for begin, end in itertools.pairwise(moments):
+            count = chance.randint(1, 4)
+            types = {"a": count, "b": 1} if count > 2 else {"a": count}
+            segments.append({"job": str(job), "types": types, "begin": begin, "end": end})
+    page.goto(scripted.address)
+    script = "async (segments) => (await import('./stacking.js')).stacked(segments, 0.01).boxes"
+    boxes = page.evaluate(script, segments)
+    allocated = sum((each["end"] - each["begin"]) * sum(each["types"].values()) for each in segments)
+    assert sum((box["end"] - box["begin"]) * box["height"] for box in boxes) == allocated
+    for one, other in itertools.combinations(boxes, 2):
+        apart = one["end"] <= other["begin"] or other["end"] <= one["begin"]
+        above = one["bottom"] >= other["bottom"] + other["height"] or other["bottom"] >= one["bottom"] + one["height"]
+        assert apart or above
 
 
 def test_rows_change_without_a_reload(page: Any, scripted: Scripted) -> None:
@@ -224,7 +239,7 @@ def test_a_single_job_offers_what_a_single_job_can(page: Any, scripted: Scripted
 
 def test_a_report_opens_from_a_file(page: Any, tmp_path: Path) -> None:
     file = tmp_path / "dashboard.html"
-    file.write_text(standalone(a_report(paper_speeds())))
+    file.write_text(standalone(a_report(6, "V100:4", ["wfs", "priority"])))
     page.goto(file.as_uri())
     page.locator(".box").first.wait_for()
     assert page.locator("#jobs-ended tr[data-job]").count() == 6
@@ -234,14 +249,6 @@ def test_a_report_opens_from_a_file(page: Any, tmp_path: Path) -> None:
     assert page.locator("#submit, .actions button, #reconnect").first.is_hidden()
     page.locator("#jobs-ended tr[data-job] .name").nth(2).click()
     assert page.locator("#events tr").count() >= 1
-
-
-def a_report(speeds: Throughput) -> dict[str, Any]:
-    pools = parse_pools("V100:4")
-    compared = compare.compare(
-        generate(Recipe(6, "20/h")), ["wfs", "priority"], Setting(pools, speeds, costs.named("none"))
-    )
-    return report.of(compared, pools, "a trace")
 
 
 def test_embedded_data_cannot_end_its_script() -> None:

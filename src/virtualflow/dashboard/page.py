@@ -47,7 +47,7 @@ def standalone(data: Mapping[str, Any]) -> str:
 def _bundle() -> str:
     """All modules in one: they share their names and need no imports."""
     text = "\n".join(_read(name) for name in MODULES)
-    return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    return re.sub(r"^export ", "", re.sub(r"^import [^;]*;\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
 
 
 def _read(name: str) -> str:

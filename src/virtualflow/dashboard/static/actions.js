@@ -23,13 +23,23 @@ export const actions = {
       text(form.querySelector("h2"), `Priority of ${job.name}`);
       form.priority.value = job.priority;
     });
-    if (given) await tell(pathOf(job, "priority"), { priority: Number(given.priority) }, `Priority of ${job.name}: ${given.priority}`);
+    if (given)
+      await tell(
+        pathOf(job, "priority"),
+        { priority: Number(given.priority) },
+        `Priority of ${job.name}: ${given.priority}`,
+      );
   },
 
   async resize(job, mode) {
     const given = await ask(byId("resize-dialog"), (form) => {
       text(form.querySelector("h2"), `Devices of ${job.name}`);
-      text(form.querySelector(".hint"), job.virtual_nodes ? `At most ${job.virtual_nodes}, a virtual node on each. The result is the same to the bit.` : "");
+      text(
+        form.querySelector(".hint"),
+        job.virtual_nodes
+          ? `At most ${job.virtual_nodes}, a virtual node on each. The result is the same to the bit.`
+          : "",
+      );
       form.devices.value = job.devices.length || job.demand;
       form.devices.max = job.virtual_nodes ?? "";
       form.querySelector(".choice").hidden = mode === "job";
@@ -38,7 +48,11 @@ export const actions = {
     });
     if (!given) return;
     const devices = given.auto ? "auto" : Number(given.devices);
-    await tell(pathOf(job, "resize"), { devices }, given.auto ? `${job.name}: the policy decides again` : `${job.name}: going to ${devices} devices`);
+    await tell(
+      pathOf(job, "resize"),
+      { devices },
+      given.auto ? `${job.name}: the policy decides again` : `${job.name}: going to ${devices} devices`,
+    );
   },
 
   async pause(job) {
@@ -51,7 +65,11 @@ export const actions = {
 
   async cancel(job, mode) {
     const verb = mode === "job" ? "Stop" : "Cancel";
-    const sure = await confirmed(`${verb} ${job.name}?`, "The job ends now. Checkpoints that it has saved are kept.", `${verb} the job`);
+    const sure = await confirmed(
+      `${verb} ${job.name}?`,
+      "The job ends now. Checkpoints that it has saved are kept.",
+      `${verb} the job`,
+    );
     if (sure) await tell(pathOf(job, "cancel"), {}, `${job.name} is being ${mode === "job" ? "stopped" : "cancelled"}`);
   },
 
@@ -71,7 +89,12 @@ export const actions = {
   },
 
   async drain(device) {
-    const sure = await confirmed(`Drain device ${device}?`, "A job on it goes on with its other devices, or waits if it has none.", "Drain", false);
+    const sure = await confirmed(
+      `Drain device ${device}?`,
+      "A job on it goes on with its other devices, or waits if it has none.",
+      "Drain",
+      false,
+    );
     if (sure) await tell(`devices/${encodeURIComponent(device)}/drain`, {}, `Device ${device} is being drained`);
   },
 

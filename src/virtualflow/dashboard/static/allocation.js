@@ -50,7 +50,7 @@ export class Allocation {
     const rows = new Map(devices.map((device, row) => [device.name, row]));
     const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
     const perPixel = (end - begin) / inner.width;
-    const boxes = byDevice ? placed(visible, rows) : stacked(visible, 0.4 * perPixel);
+    const { boxes, coarse } = byDevice ? placed(visible, 0.4 * perPixel, rows) : stacked(visible, 0.4 * perPixel);
     const top = Math.max(devices.length, 1, ...boxes.map((box) => box.bottom + box.height));
     this.scale = { begin, perPixel };
     const x = (seconds) => MARGIN.left + (seconds - begin) / perPixel;
@@ -58,12 +58,21 @@ export class Allocation {
     set(this.picture, "viewBox", `0 0 ${width} ${height}`);
     this.drawAxes(begin, end, top, x, y, width, byDevice ? devices : null);
     this.drawBoxes(boxes, x, y);
-    const empty = byId("allocation-empty");
-    empty.hidden = boxes.length > 0;
-    text(empty, segments.length ? "No job had a device in this stretch of time." : this.input.empty);
-    const jobs = new Set(boxes.map((box) => box.job)).size;
-    set(this.picture, "aria-label", `Devices of ${plural(jobs, "job")} over ${duration(end - begin)}, of ${plural(devices.length, "device")}`);
+    this.tell(boxes, coarse, end - begin);
+  }
+
+  tell(boxes, coarse, seconds) {
+    const { segments, devices, empty } = this.input;
+    byId("allocation-empty").hidden = boxes.length > 0;
+    text(byId("allocation-empty"), segments.length ? "No job had a device in this stretch of time." : empty);
+    byId("allocation-coarse").hidden = coarse === null;
+    text(
+      byId("allocation-coarse"),
+      `Very dense: what lasts less than ${duration(coarse)} is left out. Drag to look closer.`,
+    );
     byId("allocation-reset").hidden = !this.zoomed;
+    const jobs = plural(new Set(boxes.map((box) => box.job)).size, "job");
+    set(this.picture, "aria-label", `${jobs} over ${duration(seconds)} on ${plural(devices.length, "device")}`);
   }
 
   drawAxes(begin, end, top, x, y, width, devices) {
@@ -73,19 +82,31 @@ export class Allocation {
     const ticks = [];
     for (let at = Math.ceil((begin - zero) / step) * step + zero; at <= end; at += step) ticks.push(at);
     const label = (at) => (elapsed ? roundDuration(at - zero) : clock(at, step < 60));
-    reconcile(byId("allocation-time"), ticks, (at) => at, tick, (mark, at) => {
-      const [line, words] = mark.children;
-      lineAt(line, x(at), y(0), x(at), y(top));
-      put(words, Math.max(x(at), MARGIN.left + 8), y(0) + 16, "middle");
-      text(words, label(at));
-    });
+    reconcile(
+      byId("allocation-time"),
+      ticks,
+      (at) => at,
+      tick,
+      (mark, at) => {
+        const [line, words] = mark.children;
+        lineAt(line, x(at), y(0), x(at), y(top));
+        put(words, Math.min(x(at), width - 18), y(0) + 16, "middle");
+        text(words, label(at));
+      },
+    );
     const marks = devices ? deviceMarks(devices, y) : countMarks(top);
-    reconcile(byId("allocation-count"), marks, (mark) => `${mark.at}:${mark.label}`, tick, (element, mark) => {
-      const [line, words] = element.children;
-      lineAt(line, MARGIN.left, y(mark.at), width - MARGIN.right, y(mark.at));
-      put(words, MARGIN.left - 6, y(mark.middle ?? mark.at) + 3.5, "end");
-      text(words, mark.label);
-    });
+    reconcile(
+      byId("allocation-count"),
+      marks,
+      (mark) => `${mark.at}:${mark.label}`,
+      tick,
+      (element, mark) => {
+        const [line, words] = element.children;
+        lineAt(line, MARGIN.left, y(mark.at), width - MARGIN.right, y(mark.at));
+        put(words, MARGIN.left - 6, y(mark.middle ?? mark.at) + 3.5, "end");
+        text(words, mark.label);
+      },
+    );
   }
 
   drawBoxes(boxes, x, y) {
@@ -94,7 +115,11 @@ export class Allocation {
       group.box = box;
       const [left, right, above, below] = [x(box.begin), x(box.end), y(box.bottom + box.height), y(box.bottom)];
       const [width, height] = [Math.max(0.6, right - left - 0.5), Math.max(0.6, below - above - 0.5)];
-      set(group, "class", `box ${colourOf(box.job)}${box.mixed ? " mixed" : ""}${box.job === this.input.selected ? " selected" : ""}`);
+      set(
+        group,
+        "class",
+        `box ${colourOf(box.job)}${box.mixed ? " mixed" : ""}${box.job === this.input.selected ? " selected" : ""}`,
+      );
       set(group, "data-job", box.job);
       for (const rectangle of group.querySelectorAll("rect")) {
         set(rectangle, "x", left.toFixed(1));
@@ -111,9 +136,11 @@ export class Allocation {
   listen(select) {
     const picture = this.picture;
     let from = null;
+    let dragged = false; // the click at the end of a drag selects nothing
     const brush = byId("allocation-brush");
     const inside = (event) => event.clientX - picture.getBoundingClientRect().left;
     picture.addEventListener("pointerdown", (event) => {
+      dragged = false;
       if (event.button === 0 && event.pointerType === "mouse") from = inside(event);
     });
     picture.addEventListener("pointermove", (event) => {
@@ -130,11 +157,14 @@ export class Allocation {
       from = null;
       set(brush, "width", 0);
       const at = (pixel) => this.scale.begin + (pixel - MARGIN.left) * this.scale.perPixel;
-      if (right - left > 6) this.change({ zoomed: [at(Math.max(left, MARGIN.left)), at(right)] });
+      if (right - left <= 6) return;
+      dragged = true;
+      this.point(null);
+      this.change({ zoomed: [at(Math.max(left, MARGIN.left)), at(right)] });
     });
     picture.addEventListener("click", (event) => {
       const box = event.target.closest(".box")?.box;
-      if (box) select(box.job);
+      if (box && !dragged) select(box.job);
     });
     const reset = () => this.change({ zoomed: null });
     picture.addEventListener("dblclick", reset);
@@ -145,12 +175,16 @@ export class Allocation {
     this.tooltip.hidden = !box;
     if (!box) return;
     const { elapsed, begin, segments, now } = this.input;
-    const whole = segments.find((each) => each.job === box.job && each.begin <= box.begin && (each.end ?? now) > box.begin) ?? box;
+    const whole =
+      segments.find((each) => each.job === box.job && each.begin <= box.begin && (each.end ?? now) > box.begin) ?? box;
     const at = (seconds) => (elapsed ? duration(seconds - begin) : clock(seconds));
     const [name, devices, time] = this.tooltip.children;
     text(name, box.name);
     text(devices, typeCounts(whole.types));
-    text(time, `${at(whole.begin)} – ${whole.end == null ? "now" : at(whole.end)}, ${duration((whole.end ?? now) - whole.begin)}`);
+    text(
+      time,
+      `${at(whole.begin)} – ${whole.end == null ? "now" : at(whole.end)}, ${duration((whole.end ?? now) - whole.begin)}`,
+    );
     const frame = this.picture.parentElement.getBoundingClientRect();
     const left = Math.min(event.clientX - frame.left + 14, frame.width - this.tooltip.offsetWidth - 4);
     this.tooltip.style.left = `${Math.max(4, left)}px`;

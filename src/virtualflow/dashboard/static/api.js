@@ -24,8 +24,10 @@ function message(contents, response) {
   const detail = contents?.detail;
   if (typeof detail === "string") return detail;
   // What FastAPI says of a body that does not fit.
-  if (Array.isArray(detail)) return detail.map((each) => `${(each.loc ?? []).slice(1).join(".")}: ${each.msg}`).join("; ");
-  if (response.status === 401 || response.status === 403) return "Not signed in: open the address that `vf dashboard` prints.";
+  if (Array.isArray(detail))
+    return detail.map((each) => `${(each.loc ?? []).slice(1).join(".")}: ${each.msg}`).join("; ");
+  if (response.status === 401 || response.status === 403)
+    return "Not signed in: open the address that `vf dashboard` prints.";
   return `The server answered ${response.status} ${response.statusText}`.trim();
 }
 

@@ -27,7 +27,11 @@ const now = () => (embedded ? state.cluster.now : Date.now() / 1000 + aheadSecon
 const jobOf = (id) => state?.jobs.find((job) => job.id === id);
 
 function take(next) {
-  for (const job of next.jobs) job.id = String(job.id);
+  if (!embedded && state && next.cluster.now < state.cluster.now) return; // an answer that the stream has overtaken
+  for (const job of next.jobs) {
+    job.id = String(job.id);
+    job.name ||= job.id;
+  }
   for (const device of next.devices) if (device.job != null) device.job = String(device.job);
   state = next;
   aheadSeconds = next.cluster.now - Date.now() / 1000;
@@ -38,7 +42,11 @@ function take(next) {
 }
 
 function takeHistory(history) {
-  segments = history.segments.map((segment) => ({ ...segment, job: String(segment.job) }));
+  segments = history.segments.map((segment) => ({
+    ...segment,
+    job: String(segment.job),
+    name: segment.name || String(segment.job),
+  }));
   giveColours(state.jobs, segments);
   render();
 }
@@ -68,18 +76,32 @@ function render() {
   const { cluster, mode } = state;
   const since = embedded ? 0 : Math.max(0, now() - cluster.now);
   const types = new Map(state.devices.map((device) => [device.name, device.type]));
-  const earliest = segments.reduce((least, segment) => Math.min(least, segment.begin), embedded ? cluster.started : now());
+  const earliest = segments.reduce(
+    (least, segment) => Math.min(least, segment.begin),
+    embedded ? cluster.started : now(),
+  );
   const begin = embedded ? cluster.started : Math.min(earliest, now() - 60);
   head(cluster, mode);
   allocation.show({
-    segments, devices: state.devices, begin, now: embedded ? Math.max(widest, cluster.now) : now(), elapsed: mode === "report", selected,
+    segments,
+    devices: state.devices,
+    begin,
+    now: embedded ? Math.max(widest, cluster.now) : now(),
+    elapsed: mode === "report",
+    selected,
     empty: mode === "cluster" ? "No job has had a device yet." : "Nothing to show yet.",
   });
   if (mode !== "job") jobs.show({ jobs: state.jobs, since, selected, report: mode === "report" });
   if (mode !== "report") devices.show(state);
   detail.choose(selected);
   detail.update({
-    job: jobOf(selected), since, mode, live: !embedded, begin, typeOf: (device) => types.get(device) ?? "cpu", segments,
+    job: jobOf(selected),
+    since,
+    mode,
+    live: !embedded,
+    begin,
+    typeOf: (device) => types.get(device) ?? "cpu",
+    segments,
   });
 }
 
@@ -101,7 +123,11 @@ function head(cluster, mode) {
   text(byId("tally-running").nextElementSibling, mode === "report" ? "jobs" : "running");
   text(byId("tally-up").nextElementSibling, mode === "report" ? "simulated" : "up");
   text(byId("version"), cluster.version ? `VirtualFlow ${cluster.version}` : "");
-  const titles = { cluster: `${running} running, ${waiting} queued`, job: state.jobs[0]?.name ?? "job", report: cluster.policy };
+  const titles = {
+    cluster: `${running} running, ${waiting} queued`,
+    job: state.jobs[0]?.name ?? "job",
+    report: cluster.policy,
+  };
   document.title = `${titles[mode]} · VirtualFlow`;
 }
 
@@ -121,10 +147,13 @@ function openLive() {
     () => {
       connected(true);
       allocated = "";
-      get("state").then((next) => {
-        take(next);
-        refreshHistory();
-      }, () => {});
+      get("state").then(
+        (next) => {
+          take(next);
+          refreshHistory();
+        },
+        () => {},
+      );
     },
     () => {
       connected(false);
@@ -151,8 +180,13 @@ function openReport() {
 }
 
 function chooseTheme() {
-  const saved = { get: () => read(() => localStorage.getItem("vf-theme")), put: (value) => read(() => localStorage.setItem("vf-theme", value)) };
-  const dark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const saved = {
+    get: () => read(() => localStorage.getItem("vf-theme")),
+    put: (value) => read(() => localStorage.setItem("vf-theme", value)),
+  };
+  const dark = () =>
+    (document.documentElement.dataset.theme ??
+      (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   if (saved.get()) document.documentElement.dataset.theme = saved.get();
   byId("theme").addEventListener("click", () => {
     document.documentElement.dataset.theme = dark() ? "light" : "dark";

@@ -21,7 +21,7 @@ export class Curves {
   }
 
   show(series, events) {
-    this.events = (events ?? []).filter((event) => event.total_pause_ms != null);
+    this.events = (events ?? []).filter((event) => event.pause_ms != null);
     const known = this.series !== null && this.drawn.loss;
     this.series = series;
     byId("curves-empty").hidden = series.time.length > 0;
@@ -61,11 +61,23 @@ export class Curves {
       byId("loss-chart"),
     );
     const devices = {
-      scale: "devices", stroke: colours.devices, fill: colours.devicesFill, width: 1, points: { show: false },
+      scale: "devices",
+      stroke: colours.devices,
+      fill: colours.devicesFill,
+      width: 1,
+      points: { show: false },
       paths: uPlot.paths.stepped({ align: 1 }),
     };
     this.drawn.speed = new uPlot(
-      this.options(colours, [{ ...line, stroke: colours.speed }, devices], { devices: { range: (_, least, most) => [0, Math.max(1, most * 1.15)] }, y: { range: (_, least, most) => [0, (most || 1) * 1.08] } }, rate),
+      this.options(
+        colours,
+        [{ ...line, stroke: colours.speed }, devices],
+        {
+          devices: { range: (_, least, most) => [0, Math.max(1, most * 1.15)] },
+          y: { range: (_, least, most) => [0, (most || 1) * 1.08] },
+        },
+        rate,
+      ),
       this.speedData(),
       byId("speed-chart"),
     );
@@ -73,10 +85,18 @@ export class Curves {
 
   options(colours, series, scales, label) {
     const axis = {
-      stroke: colours.muted, font: "11px system-ui, sans-serif", grid: { stroke: colours.grid, width: 1 },
+      stroke: colours.muted,
+      font: "11px system-ui, sans-serif",
+      grid: { stroke: colours.grid, width: 1 },
       ticks: { show: false },
     };
-    const x = { ...axis, space: 70, size: 22, gap: 2, values: (_, values) => values.map((value) => this.labelX(value, values)) };
+    const x = {
+      ...axis,
+      space: 70,
+      size: 22,
+      gap: 2,
+      values: (_, values) => values.map((value) => this.labelX(value, values)),
+    };
     const y = { ...axis, size: 46, gap: 4, space: 26, values: (_, values) => values.map(label) };
     return {
       width: byId("loss-chart").clientWidth || 300,
@@ -86,8 +106,11 @@ export class Curves {
       scales: { x: { time: this.by === "time" }, ...scales },
       series: [{}, ...series],
       axes: [x, y],
-      padding: [6, 8, 0, 0],
-      hooks: { drawClear: [(chart) => this.marks(chart, colours)], setCursor: [(chart) => this.tell(chart.cursor.idx)] },
+      padding: [6, 16, 0, 0],
+      hooks: {
+        drawClear: [(chart) => this.marks(chart, colours)],
+        setCursor: [(chart) => this.tell(chart.cursor.idx)],
+      },
     };
   }
 
@@ -131,6 +154,16 @@ export class Curves {
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
-  const names = { muted: "--muted", grid: "--grid", loss: "--curve", speed: "--curve", devices: "--area-line", devicesFill: "--area", mark: "--mark" };
-  return Object.fromEntries(Object.entries(names).map(([name, property]) => [name, style.getPropertyValue(property).trim()]));
+  const names = {
+    muted: "--muted",
+    grid: "--grid",
+    loss: "--curve",
+    speed: "--curve",
+    devices: "--area-line",
+    devicesFill: "--area",
+    mark: "--mark",
+  };
+  return Object.fromEntries(
+    Object.entries(names).map(([name, property]) => [name, style.getPropertyValue(property).trim()]),
+  );
 }

@@ -2,7 +2,18 @@
 
 import { get } from "./api.js";
 import { byId, el, reconcile, segmented, set, text } from "./dom.js";
-import { clock, count, duration, milliseconds, moment, NOTHING, plural, rate, significant, typeCounts } from "./format.js";
+import {
+  clock,
+  count,
+  duration,
+  milliseconds,
+  moment,
+  NOTHING,
+  plural,
+  rate,
+  significant,
+  typeCounts,
+} from "./format.js";
 import { colourOf } from "./colours.js";
 import { Curves } from "./curves.js";
 import { ENDED, pill, ticking } from "./jobs.js";
@@ -82,9 +93,13 @@ export class Detail {
       ["Submitted", at(job.submitted), report],
       [job.ended == null ? "Started" : "Ended", at(job.ended ?? job.started), true],
     ];
-    reconcile(byId("detail-facts"), facts.filter(([, , wanted]) => wanted), ([name]) => name,
+    reconcile(
+      byId("detail-facts"),
+      facts.filter(([, , wanted]) => wanted),
+      ([name]) => name,
       ([name]) => el("div", { class: WIDE.includes(name) ? "wide" : null }, el("dt", {}, name), el("dd")),
-      (fact, [, value]) => text(fact.lastChild, value));
+      (fact, [, value]) => text(fact.lastChild, value),
+    );
   }
 
   buttons(job, mode) {
@@ -99,7 +114,11 @@ export class Detail {
     for (const [verb, possible] of Object.entries(can)) {
       const button = byId(`do-${verb}`);
       button.disabled = !possible;
-      button.hidden = mode === "report" || (mode === "job" && !["resize", "cancel"].includes(verb)) || (verb === "resume" && !possible) || (verb === "pause" && can.resume);
+      button.hidden =
+        mode === "report" ||
+        (mode === "job" && !["resize", "cancel"].includes(verb)) ||
+        (verb === "resume" && !possible) ||
+        (verb === "pause" && can.resume);
     }
     text(byId("do-cancel"), mode === "job" ? "Stop…" : "Cancel…");
   }
@@ -112,7 +131,10 @@ export class Detail {
     const id = job.id;
     Object.assign(this, { pending: true, asked: now });
     try {
-      const [series, more] = await Promise.all([get(`jobs/${encodeURIComponent(id)}/series`), get(`jobs/${encodeURIComponent(id)}`)]);
+      const [series, more] = await Promise.all([
+        get(`jobs/${encodeURIComponent(id)}/series`),
+        get(`jobs/${encodeURIComponent(id)}`),
+      ]);
       if (id !== this.id) return;
       this.mark = mark;
       this.curves.show(series, more.events);
@@ -137,36 +159,55 @@ export class Detail {
     byId("events-empty").hidden = events.length > 0;
     const longest = Math.max(1, ...events.map((event) => event.total_pause_ms ?? 0));
     const numbered = events.map((event, index) => ({ ...event, index })).reverse();
-    reconcile(byId("events"), numbered, (event) => event.index, eventRow, (row, event) => {
-      const [time, step, what, pause] = row.children;
-      text(time, clock(event.time));
-      text(step, event.step == null ? "" : count(event.step));
-      text(what.firstChild, event.text);
-      const parts = Object.entries(event.pause_ms ?? {});
-      text(what.lastChild, parts.map(([part, ms]) => `${part} ${milliseconds(ms)}`).join("  "));
-      text(pause.firstChild, event.total_pause_ms == null ? "" : milliseconds(event.total_pause_ms));
-      pause.lastChild.hidden = event.total_pause_ms == null;
-      set(pause.lastChild, "value", (event.total_pause_ms ?? 0) / longest);
-    });
+    reconcile(
+      byId("events"),
+      numbered,
+      (event) => event.index,
+      eventRow,
+      (row, event) => {
+        const [time, step, what, pause] = row.children;
+        text(time, clock(event.time));
+        text(step, event.step == null ? "" : count(event.step));
+        text(what.firstChild, event.text);
+        const parts = Object.entries(event.pause_ms ?? {});
+        text(what.lastChild, parts.map(([part, ms]) => `${part} ${milliseconds(ms)}`).join("  "));
+        text(pause.firstChild, event.pause_ms == null ? "" : milliseconds(event.total_pause_ms));
+        pause.lastChild.hidden = event.pause_ms == null;
+        set(pause.lastChild, "value", (event.total_pause_ms ?? 0) / longest);
+      },
+    );
   }
 
   /** A simulated job has no events; its allocations are its story. */
   history(job, segments, begin) {
     const own = segments.filter((segment) => segment.job === job.id);
     byId("events-empty").hidden = own.length > 0;
-    reconcile(byId("events"), own.map((segment, index) => ({ ...segment, index })), (segment) => `${job.id} ${segment.index}`, eventRow, (row, segment) => {
-      const [time, step, what, pause] = row.children;
-      text(time, duration(segment.begin - begin));
-      text(step, "");
-      text(what.firstChild, typeCounts(segment.types));
-      text(what.lastChild, segment.devices.length && segment.devices.length <= 16 ? segment.devices.join(" ") : "");
-      text(pause.firstChild, duration(segment.end - segment.begin));
-      pause.lastChild.hidden = true;
-    });
+    reconcile(
+      byId("events"),
+      own.map((segment, index) => ({ ...segment, index })),
+      (segment) => `${job.id} ${segment.index}`,
+      eventRow,
+      (row, segment) => {
+        const [time, step, what, pause] = row.children;
+        text(time, duration(segment.begin - begin));
+        text(step, "");
+        text(what.firstChild, typeCounts(segment.types));
+        text(what.lastChild, segment.devices.length && segment.devices.length <= 16 ? segment.devices.join(" ") : "");
+        text(pause.firstChild, duration(segment.end - segment.begin));
+        pause.lastChild.hidden = true;
+      },
+    );
   }
 
   async pollLogs() {
-    if (this.id == null || this.tab !== "logs" || document.hidden || this.reading || document.body.dataset.mode === "report") return;
+    if (
+      this.id == null ||
+      this.tab !== "logs" ||
+      document.hidden ||
+      this.reading ||
+      document.body.dataset.mode === "report"
+    )
+      return;
     const id = this.id;
     this.reading = true;
     try {
@@ -184,13 +225,20 @@ export class Detail {
     const log = byId("log");
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 24;
     this.offset = offset;
-    if (log.textContent.length + added.length > LONGEST_LOG) log.textContent = (log.textContent + added).slice(-LONGEST_LOG / 2);
+    if (log.textContent.length + added.length > LONGEST_LOG)
+      log.textContent = (log.textContent + added).slice(-LONGEST_LOG / 2);
     else log.append(added);
     if (atEnd) log.scrollTop = log.scrollHeight;
   }
 }
 
 function eventRow() {
-  return el("tr", {}, el("td", { class: "number" }), el("td", { class: "number" }), el("td", {}, el("span"), el("small")),
-    el("td", { class: "number" }, el("span"), el("progress", { max: 1, value: 0, "aria-hidden": "true" })));
+  return el(
+    "tr",
+    {},
+    el("td", { class: "number" }),
+    el("td", { class: "number" }),
+    el("td", {}, el("span"), el("small")),
+    el("td", { class: "number" }, el("span"), el("progress", { max: 1, value: 0, "aria-hidden": "true" })),
+  );
 }

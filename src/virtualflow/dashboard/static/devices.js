@@ -18,14 +18,24 @@ export class Devices {
     const busy = devices.filter((device) => device.job != null).length;
     const lost = devices.filter((device) => device.lost).length;
     text(byId("devices-tally"), `${busy} of ${devices.length} busy${lost ? `, ${lost} out` : ""}`);
-    reconcile(byId("machines"), [...machines], ([machine]) => machine, machineBox, (box, [machine, members]) => {
-      const [heading, list] = box.children;
-      text(heading, machines.size > 1 ? `Machine ${machine}` : "");
-      heading.hidden = machines.size === 1;
-      reconcile(list, members, (device) => device.name, (device) => this.tile(device), (tile, device) =>
-        update(tile, device, named.get(device.job), mode),
-      );
-    });
+    reconcile(
+      byId("machines"),
+      [...machines],
+      ([machine]) => machine,
+      machineBox,
+      (box, [machine, members]) => {
+        const [heading, list] = box.children;
+        text(heading, machines.size > 1 ? `Machine ${machine}` : "");
+        heading.hidden = machines.size === 1;
+        reconcile(
+          list,
+          members,
+          (device) => device.name,
+          (device) => this.tile(device),
+          (tile, device) => update(tile, device, named.get(device.job), mode),
+        );
+      },
+    );
   }
 
   tile(device) {
@@ -59,7 +69,13 @@ function update(tile, device, job, mode) {
   set(chips, "aria-label", nodes.length ? `${plural(nodes.length, "virtual node")}: ${ranges(nodes)}` : null);
   set(chips, "title", nodes.length ? `${plural(nodes.length, "virtual node")}: ${ranges(nodes)}` : null);
   const shown = nodes.length > MOST_CHIPS ? [`${nodes.length} nodes: ${ranges(nodes)}`] : nodes;
-  reconcile(chips, shown, (node) => node, (node) => el("b", {}, String(node)), () => {});
+  reconcile(
+    chips,
+    shown,
+    (node) => node,
+    (node) => el("b", {}, String(node)),
+    () => {},
+  );
 }
 
 function machineBox() {

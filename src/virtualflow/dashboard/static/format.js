@@ -29,7 +29,8 @@ export function duration(seconds) {
   if (seconds == null) return NOTHING;
   const whole = Math.max(0, Math.round(seconds));
   const two = (number) => String(number).padStart(2, "0");
-  const pair = (large, big, small, little) => `${Math.floor(whole / large)}${big}\u202f${two(Math.floor((whole % large) / small))}${little}`;
+  const pair = (large, big, small, little) =>
+    `${Math.floor(whole / large)}${big}\u202f${two(Math.floor((whole % large) / small))}${little}`;
   if (whole < 60) return `${whole}s`;
   if (whole < 3600) return pair(60, "m", 1, "s");
   if (whole < 48 * 3600) return pair(3600, "h", 60, "m");
@@ -71,7 +72,9 @@ export function plural(number, word) {
 
 /** "4 V100 + 2 P100" */
 export function typeCounts(types) {
-  return Object.entries(types).map(([type, number]) => `${number} ${type}`).join(" + ");
+  return Object.entries(types)
+    .map(([type, number]) => `${number} ${type}`)
+    .join(" + ");
 }
 
 /** Round steps for an axis of *span*, about *wanted* of them; for seconds, steps that people use. */

@@ -47,7 +47,11 @@ export function order(jobs, byArrival = false) {
   const late = (job) => (ENDED.includes(job.state) ? -(job.ended ?? 0) : 0);
   return [...jobs].sort(
     (one, other) =>
-      place(one) - place(other) || late(one) - late(other) || held(one) - held(other) || other.priority - one.priority || (one.submitted ?? 0) - (other.submitted ?? 0),
+      place(one) - place(other) ||
+      late(one) - late(other) ||
+      held(one) - held(other) ||
+      other.priority - one.priority ||
+      (one.submitted ?? 0) - (other.submitted ?? 0),
   );
 }
 
@@ -89,9 +93,15 @@ export class Jobs {
   rows(body, heading, members, input) {
     const items = [{ id: "", heading }, ...members];
     const create = (item) => item.heading ?? this.row(item);
-    reconcile(body, items, (item) => item.id, create, (row, job) => {
-      if (!job.heading) this.update(row, job, input);
-    });
+    reconcile(
+      body,
+      items,
+      (item) => item.id,
+      create,
+      (row, job) => {
+        if (!job.heading) this.update(row, job, input);
+      },
+    );
   }
 
   row(job) {
@@ -115,7 +125,7 @@ export class Jobs {
   update(row, job, { since, selected, report }) {
     const at = Object.fromEntries(COLUMNS.map((column, index) => [column.id, row.children[index]]));
     const { waited, ran, left } = ticking(job, since);
-    set(row, "aria-selected", job.id === selected ? "true" : null);
+    set(row, "aria-current", job.id === selected ? "true" : null);
     set(at.job.querySelector("i"), "class", `swatch ${colourOf(job.id)}`);
     text(at.job.querySelector("span"), job.name || job.id);
     set(at.job.firstChild, "title", job.name);
@@ -124,7 +134,10 @@ export class Jobs {
     set(at.job.firstChild, "aria-pressed", job.id === selected ? "true" : "false");
     pill(at.state.firstChild, job.state);
     text(at.priority, significant(job.priority, 2).replace(/\.0$/, ""));
-    text(at.devices.firstChild, report || ENDED.includes(job.state) ? count(job.demand) : `${job.devices.length} / ${job.demand}`);
+    text(
+      at.devices.firstChild,
+      report || ENDED.includes(job.state) ? count(job.demand) : `${job.devices.length} / ${job.demand}`,
+    );
     set(at.devices.lastChild, "value", Math.min(1, job.devices.length / Math.max(1, job.demand)));
     text(at.progress.firstChild, job.steps ? `${count(job.step)} / ${count(job.steps)}` : count(job.step));
     set(at.progress.lastChild, "value", job.steps ? Math.min(1, job.step / job.steps) : 0);

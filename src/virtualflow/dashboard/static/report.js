@@ -27,18 +27,24 @@ export class Report {
     const head = byId("policies-head");
     head.append(el("th", { scope: "col" }, "Policy"));
     for (const name of known) head.append(el("th", { scope: "col", class: "number" }, SHOWN[name][0]));
-    reconcile(byId("policies-body"), Object.entries(policies), ([name]) => name, ([name, policy]) => {
-      const button = el("button", { type: "button", class: "name" }, name);
-      const row = el("tr", { "data-policy": name }, el("th", { scope: "row" }, button));
-      for (const each of known) row.append(el("td", { class: "number" }, SHOWN[each][1](policy.summary?.[each])));
-      row.addEventListener("click", () => choose(name));
-      return row;
-    }, () => {});
+    reconcile(
+      byId("policies-body"),
+      Object.entries(policies),
+      ([name]) => name,
+      ([name, policy]) => {
+        const button = el("button", { type: "button", class: "name" }, name);
+        const row = el("tr", { "data-policy": name }, el("th", { scope: "row" }, button));
+        for (const each of known) row.append(el("td", { class: "number" }, SHOWN[each][1](policy.summary?.[each])));
+        row.addEventListener("click", () => choose(name));
+        return row;
+      },
+      () => {},
+    );
   }
 
   press(name, note) {
     for (const row of byId("policies-body").children) {
-      set(row, "aria-selected", row.dataset.policy === name ? "true" : null);
+      set(row, "aria-current", row.dataset.policy === name ? "true" : null);
       set(row.querySelector("button"), "aria-pressed", row.dataset.policy === name ? "true" : "false");
     }
     text(byId("report-note"), note);

@@ -1,6 +1,6 @@
 // Who had how many devices when, as boxes. Pure functions: history in, boxes out.
 
-const MOST_BOXES = 6000; // beyond, short moments are left out until it fits
+const MOST_BOXES = 4000; // beyond, short moments are left out until it fits
 
 const heightOf = (segment) => Object.values(segment.types).reduce((sum, number) => sum + number, 0);
 const mixes = (segment) => Object.keys(segment.types).length > 1;
@@ -14,9 +14,26 @@ export function clip(segments, begin, end, now) {
 
 /** Jobs on top of each other, the first to arrive at the bottom, as in the paper. */
 export function stacked(segments, shortest) {
+  return few((least) => pile(segments, least), shortest);
+}
+
+/** A row for each device; neighbours of one job are one box. */
+export function placed(segments, shortest, rows) {
+  return few(
+    (least) =>
+      place(
+        segments.filter((segment) => segment.end - segment.begin >= least),
+        rows,
+      ),
+    shortest,
+  );
+}
+
+/** Not too many boxes; `coarse` is the length of the moments that were left out for it, or null. */
+function few(draw, shortest) {
   for (let least = shortest; ; least *= 2) {
-    const boxes = pile(segments, least);
-    if (boxes.length <= MOST_BOXES) return boxes;
+    const boxes = draw(least);
+    if (boxes.length <= MOST_BOXES) return { boxes, coarse: least > shortest ? least : null };
   }
 }
 
@@ -24,7 +41,10 @@ function pile(segments, least) {
   const sorted = [...segments].sort((one, other) => one.begin - other.begin);
   const rank = new Map();
   for (const segment of sorted) if (!rank.has(segment.job)) rank.set(segment.job, rank.size);
-  const moments = thin(sorted.flatMap((segment) => [segment.begin, segment.end]), least);
+  const moments = thin(
+    sorted.flatMap((segment) => [segment.begin, segment.end]),
+    least,
+  );
   const boxes = [];
   let open = new Map();
   let running = [];
@@ -65,16 +85,15 @@ function thin(moments, least) {
   return kept;
 }
 
-/** A row for each device; neighbours of one job are one box. */
-export function placed(segments, rows) {
+function place(segments, rows) {
   const boxes = [];
   for (const segment of segments) {
     const places = segment.devices.map((device) => rows.get(device)).filter((row) => row !== undefined);
     places.sort((one, other) => one - other);
     let first = places[0];
-    places.forEach((place, index) => {
-      if (places[index + 1] === place + 1) return;
-      boxes.push({ ...segment, bottom: first, height: place - first + 1, mixed: mixes(segment) });
+    places.forEach((row, index) => {
+      if (places[index + 1] === row + 1) return;
+      boxes.push({ ...segment, bottom: first, height: row - first + 1, mixed: mixes(segment) });
       first = places[index + 1];
     });
   }
