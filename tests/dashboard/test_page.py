@@ -63,7 +63,7 @@ def test_boxes_cover_what_was_allocated_and_nothing_twice(page: Any, scripted: S
             types = {"a": count, "b": 1} if count > 2 else {"a": count}
             segments.append({"job": str(job), "types": types, "begin": begin, "end": end})
     page.goto(scripted.address)
-    script = "async (segments) => (await import('./stacking.js')).stacked(segments, 0.01).boxes"
+    script = "async (segments) => (await import('./static/stacking.js')).stacked(segments, 0.01).boxes"
     boxes = page.evaluate(script, segments)
     allocated = sum((each["end"] - each["begin"]) * sum(each["types"].values()) for each in segments)
     assert sum((box["end"] - box["begin"]) * box["height"] for box in boxes) == allocated
@@ -266,5 +266,5 @@ def test_a_copy_needs_no_other_file() -> None:
 def test_every_file_of_the_page_is_known() -> None:
     files = page_files()
     assert files[""].name == "index.html"
-    assert {name for name in files if name.endswith(".js") and "/" not in name} == set(MODULES)
+    assert {path.name for path in files.values() if path.suffix == ".js" and path.parent == STATIC} == set(MODULES)
     assert (STATIC / "vendor" / "uPlot.LICENSE").exists()

@@ -20,18 +20,20 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 
 def page_files() -> dict[str, Path]:
     """Where each file of the page belongs below the page's own address: ``""`` is the page itself."""
-    files = {str(path.relative_to(STATIC)): path for path in sorted(STATIC.rglob("*")) if path.is_file()}
-    return {"": files.pop("index.html"), **files}
+    files = (path for path in sorted(STATIC.rglob("*")) if path.is_file() and path.name != "index.html")
+    return {"": STATIC / "index.html", **{f"static/{path.relative_to(STATIC)}": path for path in files}}
 
 
 def standalone(data: Mapping[str, Any]) -> str:
     """The page with *data*, for a browser without a server: no other file and no connection is needed."""
     page = _read("index.html")
     icon = base64.b64encode(_read("favicon.svg").encode()).decode()
-    page = page.replace('href="favicon.svg"', f'href="data:image/svg+xml;base64,{icon}"')
+    page = page.replace('href="static/favicon.svg"', f'href="data:image/svg+xml;base64,{icon}"')
     page = page.replace("<title>", f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<title>')
     page = re.sub(
-        r'<link rel="stylesheet" href="([^"]+)">', lambda found: f"<style>\n{_read(found.group(1))}</style>", page
+        r'<link rel="stylesheet" href="static/([^"]+)">',
+        lambda found: f"<style>\n{_read(found.group(1))}</style>",
+        page,
     )
     # "<" can begin no tag inside JSON when it is written as an escape.
     embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
