@@ -134,7 +134,7 @@ def test_nothing_is_wider_than_the_screen(page: Any, size: tuple[int, int]) -> N
         page.locator("#events tr").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
         page.locator("[data-job=j-8] .name").click()
-        page.wait_for_function("document.querySelector('#detail').getBoundingClientRect().top < innerHeight / 2")
+        assert page.evaluate("document.querySelector('#detail').getBoundingClientRect().top < innerHeight / 2")
 
 
 def test_dark_by_the_system_and_by_the_toggle(page: Any, scripted: Scripted) -> None:

@@ -158,7 +158,8 @@ function openLive() {
     () => {
       connected(false);
       // A server that answers may say why there is no stream: a stale sign-in, most of all.
-      get("state").catch((error) => text(byId("lost-why"), error instanceof TypeError ? "" : error.message));
+      const silent = state?.mode === "job" ? "If the job has ended, this is its last state." : "";
+      get("state").catch((error) => text(byId("lost-why"), error instanceof TypeError ? silent : error.message));
     },
   );
   byId("reconnect").addEventListener("click", () => stream.retry());
