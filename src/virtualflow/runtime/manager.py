@@ -277,7 +277,7 @@ class Manager:
             return
         new = self.fleet.state(record.id)
         self.version += new != state or watch.step != step
-        if new and (self.fleet.holds(record.id) != holds or not state):
+        if self.fleet.holds(record.id) != holds:
             self._tell_chart(record.id, self.fleet.holds(record.id))
         record.resizes, record.failures = new.get("resizes", 0), new.get("failures", 0)
         nodes = new.get("virtual_nodes")
@@ -336,6 +336,7 @@ class Manager:
             self.fleet.adopt(record.id, tuple(record.devices))
             self._update(record, state="RUNNING", launched=now)
             return
+        self._tell_chart(record.id, devices)
         # Written before the start: whoever finds this looks for the launch, and for the lock.
         times = {"started": record.started or now, "launched": now}
         self._update(record, state="RUNNING", token=token, launches=record.launches + 1, **times)
