@@ -71,6 +71,18 @@ def test_growing_trains_on_until_all_who_join_are_ready() -> None:
     assert (roster.generation, roster.resizes, nodes(roster)) == (new, 1, dict.fromkeys("0123", 2))
 
 
+def test_one_who_is_late_to_join_is_waited_for_with_patience_and_then_comes_later() -> None:
+    roster = running("01")
+    roster.resize(("0", "1", "2", "3"), 0.0)
+    roster.ready("2", 1.0)
+    assert roster.tick(30.0) == []
+    generation = published(roster.tick(31.0))
+    assert generation.devices == ("0", "1", "2")
+    assert all_formed(roster, 32.0) == []  # still on the way to four
+    assert not roster.is_settled
+    assert published(roster.ready("3", 90.0)).devices == ("0", "1", "2", "3")
+
+
 def test_shrinking_starts_nobody_and_releases_those_who_leave_once_the_others_have_formed() -> None:
     roster = running("0123")
     new = published(roster.resize(("0", "2"), 0.0))

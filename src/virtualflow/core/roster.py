@@ -82,6 +82,7 @@ class Roster:
     lost_at: dict[DeviceId, float] = field(default_factory=dict)  # who has reported a lost peer, and when
     told_of_loss: int = 0  # the newest generation that was published because of a loss
     joined_at: dict[DeviceId, float] = field(default_factory=dict)
+    warm_since: float = 0.0  # when the first of those who wait to be let in began to
     losses: int = 0
     not_before: float = 0.0  # when the next replacement may start
     closed: bool = False  # nobody can join any more
@@ -197,6 +198,8 @@ class Roster:
     def ready(self, device: DeviceId, now: float) -> list[Action]:
         """A worker that joins has built its model and waits."""
         self.starting.discard(device)
+        if not self.warm:
+            self.warm_since = now
         self.warm.add(device)
         return self._towards_target(now)
 
@@ -356,7 +359,10 @@ class Roster:
             actions += self._start(missing)
             missing = []
         if self.starting or missing:
-            return actions  # train on until all who join are warm
+            if not self.warm or now - self.warm_since < self.patience_seconds:
+                return actions  # train on until all who join are warm
+            # Who is late, for want of a free device perhaps, comes later.
+            wanted = tuple(d for d in wanted if d in present or d in self.warm)
         if set(wanted) != set(present):
             stay = tuple(d for d in present if d in wanted)
             joining = tuple(d for d in wanted if d not in present)
