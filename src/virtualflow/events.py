@@ -9,6 +9,7 @@ import json
 import os
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from virtualflow.errors import EventStreamError
 
 STREAM = "events.jsonl"
+KEPT_STEPS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +126,14 @@ class EventLog:
         self.path = path
         self._is_lead = is_lead
         self._descriptor: int | None = None
-        self._unwritten: StepDone | None = None  # the last step of a worker that is not the lead
+        self._unwritten: deque[StepDone] = deque(maxlen=KEPT_STEPS)  # the last ones of a worker that is not the lead
 
     def write(self, event: Event) -> None:
         if not self._is_lead():
-            self._unwritten = event if isinstance(event, StepDone) else self._unwritten
+            if isinstance(event, StepDone):
+                self._unwritten.append(event)
             return
-        if self._descriptor is None or self._unwritten is not None:
+        if self._descriptor is None or self._unwritten:
             self._take_over()
         self._append(event)
 
@@ -139,10 +142,12 @@ class EventLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             weakref.finalize(self, os.close, self._descriptor)
-        # The last lead may have died between committing a step and telling of it.
-        if self._unwritten is not None and self._unwritten.step > self._last_step():
-            self._append(self._unwritten)
-        self._unwritten = None
+        # The last lead may have died between committing a step and telling of it, or with a machine that told late.
+        last = self._last_step() if self._unwritten else -1
+        for event in self._unwritten:
+            if event.step > last:
+                self._append(event)
+        self._unwritten.clear()
 
     def _last_step(self) -> int:
         steps = [event.step for event in read_events(self.path) if isinstance(event, StepDone)]
