@@ -32,7 +32,7 @@ class Noted:
 
     def exits(self, timeout_seconds: float = 0.0) -> list[Exit]:
         ended = self._backend.exits(timeout_seconds)
-        self.codes |= {end.pid: end.code for end in ended}
+        self.codes |= {end.process: end.code for end in ended}
         return ended
 
 

@@ -30,7 +30,7 @@ def join(
     connection, work = door.knock(host, port, token)
     with tempfile.TemporaryDirectory(prefix="vf-join-") as folder:
         write_modules(Path(folder) / "snapshot", work["modules"])
-        spec = WorkerSpec.from_json(work["spec"]).elsewhere(folder, connection.getsockname()[0])
+        spec = WorkerSpec.from_json(work["spec"]).elsewhere(connection.getsockname()[0]).in_folder(folder)
         print(f"job {spec.job_id}: joining as device {spec.device}", flush=True)
         code = worker.run(spec, connection.detach())
     raise typer.Exit(code)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from virtualflow import __version__
 from virtualflow.cli.cluster import cluster
@@ -67,7 +68,7 @@ def main() -> None:
     try:
         app()
     except VirtualFlowError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 

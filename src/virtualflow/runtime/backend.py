@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,24 +14,45 @@ from virtualflow.runtime.spec import WorkerSpec
 class Exit:
     """A process that ended: its exit code, or the negative number of the signal that killed it."""
 
-    pid: int
+    process: int
     code: int
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process is: its machine's address and its id there, which is 0 until it is known."""
+
+    machine: str
+    pid: int
+
+
 class Backend(Protocol):
-    """Starts and stops the processes of a job, and tells when one has ended."""
+    """Starts and stops the processes of a job, on any machines, and tells when one has ended.
+
+    A process has a number here. For one of this machine, that is its process id.
+    """
+
+    @property
+    def address(self) -> str:
+        """Where workers reach this machine."""
+
+    def check(self, devices: Sequence[str]) -> None:
+        """Raise LaunchError if there are no such *devices*, all at once, to start workers on."""
 
     def host_store(self, listening: socket.socket) -> int:
-        """Serve the job's store on *listening*; return the process's id."""
+        """Serve the job's store on *listening*, on this machine; return the process's number."""
 
     def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
-        """Start a worker that prints to the given descriptors and hears from *control*; return its process's id."""
+        """Start a worker that prints to the given descriptors and hears from *control*; return its number, at once."""
 
     def exits(self, timeout_seconds: float) -> list[Exit]:
         """The processes that have ended since the last call; waits up to *timeout_seconds* for the first."""
 
-    def kill(self, pid: int, signal_number: int) -> None:
+    def kill(self, process: int, signal_number: int) -> None:
         """Send a signal to a worker and all that it has started."""
+
+    def place_of(self, process: int) -> Place:
+        """Where a process is."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when ``exits`` has something to tell."""

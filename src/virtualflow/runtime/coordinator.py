@@ -21,7 +21,7 @@ from virtualflow.core.mapping import Mapping
 from virtualflow.core.roster import Action, Finish, GiveUp, Kill, Publish, Release, Roster, Start
 from virtualflow.errors import LaunchError, MappingError
 from virtualflow.runtime import balancing
-from virtualflow.runtime.backend import Backend
+from virtualflow.runtime.backend import Backend, Place
 from virtualflow.runtime.balancing import Balancing
 from virtualflow.runtime.door import parse_address
 from virtualflow.runtime.folder import JobFolder, JobSpec, read_modules
@@ -49,13 +49,13 @@ class Worker:
     """A worker's process, and the coordinator's line to it."""
 
     device: str
-    pid: int
+    process: int  # the backend's number for it; for one started elsewhere, its id there
     wire: Wire
     ends: list[int]
     leaving: bool = False
     failure: Failure | None = None
     last_words: bytes = b""  # the end of what it wrote to stderr
-    remote: bool = False  # started elsewhere: its line is all there is of it
+    guest_of: str = ""  # the host of a worker that was started elsewhere: its line is all there is of it
 
 
 class Coordinator:
@@ -85,7 +85,7 @@ class Coordinator:
         self._stopping = self._told_to_go = False
         self._stop_before = math.inf
         self._told = ""
-        self._host = "127.0.0.1"
+        self._host = backend.address
         self._guests = 0
         self._lost_code, self._lost_text = 1, ""
         speeds = balancing.speeds_of(job)
@@ -116,6 +116,7 @@ class Coordinator:
         """Go on with just these devices."""
         if self._stopping:
             raise LaunchError("the job is being stopped")
+        self._backend.check([device for device in devices if device not in self.roster.guests])
         self._carry_out(self.roster.resize(devices, time.monotonic()))
 
     def resize(self, count: int) -> None:
@@ -129,6 +130,7 @@ class Coordinator:
         self.move(names[:count])
 
     def _start(self, owned: ExitStack) -> None:
+        self._backend.check(self._job.devices)
         reception = Reception(self._selector, self._obey, self._admit)
         reception.open(self._folder, owned)
         if self._job.listen is not None:
@@ -174,14 +176,14 @@ class Coordinator:
         ours.setblocking(False)
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         try:
-            pid = self._backend.start(self._spec(device, joins=joins), writers[0], writers[1], theirs.fileno())
+            process = self._backend.start(self._spec(device, joins=joins), writers[0], writers[1], theirs.fileno())
         finally:
             theirs.close()
             for writer in writers:
                 os.close(writer)
-        worker = Worker(device, pid, Wire(ours), list(readers))
+        worker = Worker(device, process, Wire(ours), list(readers))
         if device in self._workers:
-            self._retired[self._workers[device].pid] = self._workers[device]
+            self._retired[self._workers[device].process] = self._workers[device]
         self._workers[device] = worker
         if joins:
             self._tell_results(worker)
@@ -202,7 +204,7 @@ class Coordinator:
         while any(key.data() for key in ready if key.fileobj in self._selector.get_map()):
             ready = [key for key, _ in self._selector.select(0)]
         for end in self._backend.exits(0.0):
-            self._note_exit(end.pid, end.code)
+            self._note_exit(end.process, end.code)
         self._on_tick()
 
     def _read_line(self, worker: Worker) -> bool:
@@ -210,7 +212,7 @@ class Coordinator:
         messages = worker.wire.receive()
         if messages is None:
             self._selector.unregister(worker.wire)
-            if worker.remote:
+            if worker.guest_of:
                 self._note_end(worker, 0 if worker.leaving else -signal.SIGKILL)
             return False
         for message in messages:
@@ -233,7 +235,7 @@ class Coordinator:
         self._guests += 1
         device = f"{host}/{self._guests}"
         self.roster.offer(device)
-        worker = self._workers[device] = Worker(device, pid, wire, [], remote=True)
+        worker = self._workers[device] = Worker(device, pid, wire, [], guest_of=host)
         self._attend(worker)
         wire.send(spec=self._spec(device, joins=True).to_json(), modules=read_modules(self._folder.snapshot))
         self._tell_results(worker)
@@ -261,7 +263,7 @@ class Coordinator:
             "generation": current.number,
             "virtual_nodes": nodes.virtual_nodes if nodes is not None else None,
             "workers": [
-                {"device": d, "pid": w.pid, "virtual_nodes": list(nodes.nodes_of(d)) if nodes is not None else []}
+                self._shown(w, list(nodes.nodes_of(d)) if nodes is not None else [])
                 for d, w in sorted(self._workers.items())
                 if d in current.devices
             ],
@@ -271,6 +273,11 @@ class Coordinator:
             "remaps": roster.remaps,
             "overran_waves": self.balancing.overran,
         }
+
+    def _shown(self, worker: Worker, nodes: list[int]) -> dict[str, Any]:
+        guest = Place(worker.guest_of, worker.process)
+        place = guest if worker.guest_of else self._backend.place_of(worker.process)
+        return {"device": worker.device, "machine": place.machine, "pid": place.pid, "virtual_nodes": nodes}
 
     def _say(self, text: str) -> None:
         """Tell whoever started the job."""
@@ -344,10 +351,12 @@ class Coordinator:
             for device in self.roster.starting & self._workers.keys():
                 self._workers[device].wire.send(result=result)
 
-    def _note_exit(self, pid: int, code: int) -> None:
-        known = (w for w in self._workers.values() if w.pid == pid and not w.remote)
-        worker = next(known, None) or self._retired.pop(pid, None)
+    def _note_exit(self, process: int, code: int) -> None:
+        known = (w for w in self._workers.values() if w.process == process and not w.guest_of)
+        worker = next(known, None) or self._retired.pop(process, None)
         if worker is not None:
+            while worker.wire in self._selector.get_map() and self._read_line(worker):
+                pass  # its last words count, even those that came with its end
             self._note_end(worker, code)
 
     def _note_end(self, worker: Worker, code: int) -> None:
@@ -355,7 +364,7 @@ class Coordinator:
         if self._workers.get(worker.device) is not worker:
             return
         del self._workers[worker.device]
-        if worker.remote:
+        if worker.guest_of:
             self.roster.withdraw(worker.device)
         failure = worker.failure
         if self._outcome is not None:
@@ -423,10 +432,10 @@ class Coordinator:
 
     def _kill(self, device: str) -> None:
         worker = self._workers.get(device)
-        if worker is not None and worker.remote:
+        if worker is not None and worker.guest_of:
             self._note_end(worker, -signal.SIGKILL)  # it hears that its line is cut, and ends
         elif worker is not None:
-            self._backend.kill(worker.pid, signal.SIGKILL)
+            self._backend.kill(worker.process, signal.SIGKILL)
 
     def _end(self, outcome: Outcome) -> None:
         self._outcome = self._outcome or outcome
@@ -439,10 +448,10 @@ class Coordinator:
             deadline = time.monotonic() + seconds
             if not (finished and signal_number == signal.SIGINT):
                 for worker in (*self._workers.values(), *self._retired.values()):
-                    if worker.remote:
+                    if worker.guest_of:
                         self._note_end(worker, 0)  # it hears that its line is cut, and ends
                     else:
-                        self._backend.kill(worker.pid, signal_number)
+                        self._backend.kill(worker.process, signal_number)
             while (self._workers or self._retired) and time.monotonic() < deadline:
                 self._pump(0.05)
 

@@ -9,24 +9,30 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from virtualflow.errors import LaunchError
-from virtualflow.runtime.backend import Exit
+from virtualflow.runtime.backend import Exit, Place
 from virtualflow.runtime.spec import WorkerSpec
 
+LOOPBACK = "127.0.0.1"
 START_SECONDS = 120.0  # importing torch from a cold disk on a busy machine
 
 
 class LocalBackend:
     """Owns a fork server and everything forked from it; leaving the ``with`` block ends them all."""
 
-    def __init__(self, *, threads_per_device: int = 1, inherited: Sequence[int] = ()) -> None:
+    address = LOOPBACK
+
+    def __init__(
+        self, *, threads_per_device: int = 1, inherited: Sequence[int] = (), outlives_us: bool = False
+    ) -> None:
         """The workers, too, hold the descriptors in *inherited*."""
         self._threads = threads_per_device
         self._inherited = inherited
+        self._outlives_us = outlives_us
         self._exits: list[Exit] = []
         self._alive: set[int] = set()
 
@@ -37,8 +43,11 @@ class LocalBackend:
             "OMP_NUM_THREADS": str(self._threads),
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # a lost peer is no news for the script's output
         }
+        command = [sys.executable, "-m", "virtualflow.runtime.forkserver", str(theirs.fileno())]
+        if self._outlives_us:  # no child of ours: whoever ends us ends our children, and it has a checkpoint to see to
+            command = ["/bin/sh", "-c", '"$@" &', "sh", *command]
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "virtualflow.runtime.forkserver", str(theirs.fileno())],
+            command,
             pass_fds=[theirs.fileno(), *self._inherited],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -57,11 +66,17 @@ class LocalBackend:
         self._server.wait()
         self._connection.close()
 
+    def check(self, devices: Sequence[str]) -> None:
+        """A core runs any number of workers; a worker itself knows whether its accelerator exists."""
+
     def host_store(self, listening: socket.socket) -> int:
         return self._fork({"store": listening.getsockname()[1]}, [listening.fileno()])
 
-    def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
-        return self._fork({"worker": spec.to_json()}, [stdout, stderr, control])
+    def start(
+        self, spec: WorkerSpec, stdout: int, stderr: int, control: int, environment: Mapping[str, str] | None = None
+    ) -> int:
+        request = {"worker": spec.to_json(), "environment": dict(environment or {})}
+        return self._fork(request, [stdout, stderr, control])
 
     def exits(self, timeout_seconds: float = 0.0) -> list[Exit]:
         while not self._exits or timeout_seconds == 0.0:
@@ -73,10 +88,13 @@ class LocalBackend:
         ended, self._exits = self._exits, []
         return ended
 
-    def kill(self, pid: int, signal_number: int) -> None:
-        if pid in self._alive:
+    def kill(self, process: int, signal_number: int) -> None:
+        if process in self._alive:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal_number)
+                os.killpg(process, signal_number)
+
+    def place_of(self, process: int) -> Place:
+        return Place(LOOPBACK, process)
 
     def fileno(self) -> int:
         return self._connection.fileno()

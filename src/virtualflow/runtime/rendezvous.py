@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from virtualflow.core.processes import die_with_parent
 from virtualflow.errors import PeerLostError
 
 
@@ -24,6 +27,13 @@ def host_store(listening: int, port: int) -> TCPStore:
         host = bound.getsockname()[0]  # where it connects to itself: elsewhere it would give up, and end
     # Handed a socket: by itself the store would listen on every interface.
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
+
+
+def serve_store(listening: int, port: int) -> NoReturn:
+    """Host the job's store until killed."""
+    _store = host_store(listening, port)
+    while True:
+        signal.pause()
 
 
 class TorchWork:
@@ -161,3 +171,9 @@ def _connected_sockets() -> set[tuple[int, int]]:
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
                     found.add((descriptor, status.st_ino))
     return found
+
+
+if __name__ == "__main__":  # python -m virtualflow.runtime.rendezvous DESCRIPTOR PORT
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the coordinator's business
+    serve_store(int(sys.argv[1]), int(sys.argv[2]))

@@ -35,16 +35,23 @@ class WorkerSpec:
     reports_pace: bool = False
     mixed: bool = False
     profiling: dict[str, Any] | None = None
+    sees_one: bool = False  # accelerator: the launcher hides the others, and knows which one it is
 
     @property
     def accelerator(self) -> int:
         """Which of its kind the device is. One from another launcher takes the first that it sees."""
+        if self.sees_one:
+            return 0
         number = self.device.rpartition(":")[2]
         return int(number) if number.isdigit() else 0
 
-    def elsewhere(self, folder: str, address: str) -> WorkerSpec:
+    def elsewhere(self, address: str, *, sees_one: bool = False) -> WorkerSpec:
         """The same for a worker on another machine."""
-        return replace(self, job_folder=folder, address=address)
+        return replace(self, address=address, sees_one=sees_one)
+
+    def in_folder(self, folder: str, *, resume_from: str | None = None) -> WorkerSpec:
+        """The same for one that does not see the job's folder."""
+        return replace(self, job_folder=folder, resume_from=resume_from if self.resume_from else None)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -9,7 +9,6 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
 
 import torch
 
@@ -19,19 +18,11 @@ from virtualflow.core.emulation import Emulated
 from virtualflow.core.membership import Job
 from virtualflow.errors import ConfigError, CoordinatorLostError, PeerLostError, VirtualFlowError
 from virtualflow.runtime.member import Leave, Member
-from virtualflow.runtime.rendezvous import host_store
 from virtualflow.runtime.spec import Failure, WorkerSpec
 from virtualflow.runtime.wire import Wire
 from virtualflow.train import trainer as _preloaded  # noqa: F401  (before the fork, so that a worker starts at once)
 from virtualflow.train.seeding import pin_threads
 from virtualflow.train.step import is_out_of_memory
-
-
-def serve_store(listening: int, port: int) -> NoReturn:
-    """Host the job's store until killed."""
-    _store = host_store(listening, port)
-    while True:
-        signal.pause()
 
 
 def run(spec: WorkerSpec, control: int) -> int:
@@ -76,12 +67,12 @@ def _enter(spec: WorkerSpec, wire: Wire) -> Member:
 
 def _claim_device(spec: WorkerSpec) -> str:
     wanted = type_of(spec.device)
-    if spec.emulated is not None:
+    if spec.emulated is not None or spec.device_type == "cpu":
         return "cpu"
-    if wanted == CPU and (spec.device_type == "cpu" or (spec.device_type == "auto" and not torch.cuda.is_available())):
+    if wanted == CPU and spec.device_type == "auto" and not torch.cuda.is_available():
         return "cpu"
     present = list(range(torch.cuda.device_count()))
-    if wanted != CPU:
+    if wanted != CPU and not spec.sees_one:
         present = [number for number in present if wanted.lower() in torch.cuda.get_device_name(number).lower()]
     if spec.accelerator >= len(present):
         raise ConfigError(
