@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "dashboard": {"core", "cluster", "sim", "train", "runtime", "dashboard"},
 }
 JOINS_TRAIN_AND_RUNTIME = "runtime/worker.py"
+IMPORTS_RAY = "runtime/ray.py"
 IMPORTS_TORCH = ("train/", "runtime/worker.py", "runtime/rendezvous.py")
 
 
@@ -56,7 +57,13 @@ def test_few_files_import_torch(file: Path) -> None:
         assert not heavy
 
 
+@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCE)))
+def test_one_file_imports_ray(file: Path) -> None:
+    imports_it = any(name.split(".")[0] == "ray" for name in imported_by(file))
+    assert imports_it == (str(file.relative_to(SOURCE)) == IMPORTS_RAY)
+
+
 @pytest.mark.parametrize("module", ["virtualflow", "virtualflow.cli.main", "virtualflow.runtime.coordinator"])
-def test_importing_does_not_import_torch(module: str) -> None:
-    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+def test_importing_imports_neither_torch_nor_ray(module: str) -> None:
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

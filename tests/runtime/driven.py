@@ -12,7 +12,7 @@ from virtualflow.runtime.backend import Backend
 from virtualflow.runtime.coordinator import Coordinator
 from virtualflow.runtime.folder import JobFolder, JobSpec
 
-Deed = Callable[[Coordinator], None]
+Deed = Callable[[Coordinator], object]  # False: not yet
 PACE = """
 import sys, time
 from pathlib import Path
@@ -47,14 +47,17 @@ class Driven:
         folder.mkdir(parents=True, exist_ok=True)
         self.script.write_text(PACE + script)
 
-    def run(self, devices: int = 1, plan: Sequence[tuple[int, Deed]] = ()) -> Finished:
+    def run(
+        self, devices: int | Sequence[str] = 1, plan: Sequence[tuple[int, Deed]] = (), device_type: str = "auto"
+    ) -> Finished:
         """Run on *devices*; each deed of *plan* comes at its step, and after the one before it is through."""
         job = JobFolder(self.folder / "job")
         spec = JobSpec(
             job_id="job",
             script=str(self.script),
             arguments=(str(self.folder),),
-            devices=tuple(str(device) for device in range(devices)),
+            devices=tuple(map(str, range(devices)) if isinstance(devices, int) else devices),
+            device_type=device_type,
             patience_seconds=self._patience,
         )
         job.create(spec)
@@ -79,8 +82,8 @@ class Driven:
             return
         if not self._left:
             (self.folder / "slow").unlink()
-        elif self.step >= self._left[0][0]:
-            self._left.pop(0)[1](self.coordinator)
+        elif self.step >= self._left[0][0] and self._left[0][1](self.coordinator) is not False:
+            self._left.pop(0)
 
 
 def to(devices: int) -> Deed:
@@ -91,3 +94,8 @@ def to(devices: int) -> Deed:
 def to_others(*devices: str) -> Deed:
     """A move to devices of these names."""
     return lambda coordinator: coordinator._carry_out(coordinator.roster.resize(devices, time.monotonic()))
+
+
+def after_a_loss(deed: Deed) -> Deed:
+    """The same, once the coordinator has heard of a death."""
+    return lambda coordinator: coordinator.roster.failures > 0 and deed(coordinator)

@@ -50,6 +50,7 @@ def _examine() -> Iterator[Finding]:
         ("matplotlib", "figures"),
         ("sklearn", "the digits example"),
         ("transformers", "the text example"),
+        ("ray", "jobs on a Ray cluster"),
     ):
         present = find_spec(package) is not None
         yield Finding(

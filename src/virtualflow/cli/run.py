@@ -65,6 +65,14 @@ def run(
             help="How many devices: up to the number of virtual nodes. Or types: V100:2,P100:8.", metavar="N|LIST"
         ),
     ] = "1",
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="Where workers run: local is this machine, ray the Ray cluster that it belongs to or RAY_ADDRESS "
+            "names. Device types are then the cluster's GPU models and custom resources.",
+            metavar="local|ray",
+        ),
+    ] = "local",
     plan: Annotated[
         Path | None, typer.Option(help="Devices, node sizes and mapping that `vf solve -o` chose.", metavar="FILE")
     ] = None,
@@ -120,6 +128,7 @@ def run(
     owners = tuple(numbers(mapping, "--mapping")) if mapping else planned.owners if planned else None
     ways: dict[str, dict[str, Any]] = {
         "devices": {"devices": there.names, "emulated": there.emulated} | _speeds(script, profiles, there, owners),
+        "backend": {"backend": _backend(backend)},
         "rebalance": {"rebalance": there.are_mixed if rebalance is None else rebalance},
         "mapping": {"owners": owners},
         "port": {"port": port},
@@ -242,6 +251,14 @@ def _explain_failure(outcome: Outcome) -> None:
     if outcome.failure.device:
         console.print(f"[bold red]failed on device {outcome.failure.device}:[/]")
     console.print(outcome.failure.text.rstrip(), markup=False)
+
+
+def _backend(text: str) -> str:
+    if text not in ("local", "ray"):
+        raise LaunchError(f"--backend {text}: expected local or ray")
+    if text == "ray":
+        from virtualflow.runtime import ray  # noqa: F401  (says so at once if it is not installed)
+    return text
 
 
 def _device_type(text: str) -> str:

@@ -49,6 +49,7 @@ class JobSpec:
     rebalance: bool = False
     profiling: dict[str, Any] | None = None
     managed: bool = False  # a manager says how many devices it has
+    backend: str = "local"  # or "ray"
 
 
 class JobFolder:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 from virtualflow.core.membership import home
 from virtualflow.runtime import launch
+from virtualflow.runtime.backend import Backend
 from virtualflow.runtime.coordinator import Coordinator, Outcome
-from virtualflow.runtime.folder import JobFolder
+from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.interrupts import Interrupted, interruptible
 from virtualflow.runtime.local import LocalBackend
 from virtualflow.runtime.output import Logged, Sink
@@ -21,7 +22,7 @@ def run_job(
     on_tick: Callable[[], None] = lambda: None,
     *,
     token: str | None = None,
-    backend: LocalBackend | None = None,
+    backend: Backend | None = None,
 ) -> Outcome:
     """Run the job of *folder* to its end; a signal ends it and every worker.
 
@@ -36,9 +37,7 @@ def run_job(
             if not due:
                 return Outcome(0)
             interrupts = owned.enter_context(interruptible())
-            # With the lock: workers that outlive their coordinator for a moment still are the job.
-            own = LocalBackend(threads_per_device=job.threads_per_device, inherited=[lock])
-            workers = backend or owned.enter_context(own)
+            workers = backend or owned.enter_context(_backend_of(job, lock))
             coordinator = Coordinator(job, folder, workers, output, on_tick, checkpoint)
             interrupts.on_notice = coordinator.notice
             outcome = coordinator.run()
@@ -49,6 +48,17 @@ def run_job(
         return Outcome(128 + interruption.signal_number)
     finally:
         output.close()
+
+
+def _backend_of(job: JobSpec, lock: int) -> AbstractContextManager[Backend]:
+    if job.backend == "local":
+        # With the lock: workers that outlive their coordinator for a moment still are the job.
+        return LocalBackend(threads_per_device=job.threads_per_device, inherited=[lock])
+    from virtualflow.runtime.ray import RayBackend  # says so if Ray is not installed
+
+    return RayBackend(
+        threads_per_device=job.threads_per_device, device_type=job.device_type, emulated=job.emulated.keys()
+    )
 
 
 def main() -> None:
