@@ -27,7 +27,7 @@ from virtualflow.runtime.coordinator import Coordinator
 from virtualflow.runtime.local import LocalBackend
 from virtualflow.runtime.machines import Names
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]  # Ray warns, and is slow to start
 VF = [sys.executable, "-m", "virtualflow.cli.main"]
 JOB = Path(__file__).parent.parent / "chaos" / "job.py"
 SCRIPT = TRAIN + "print(trainer.digest())\n"
@@ -219,6 +219,8 @@ class Host:
         self.log = Path(environment["RAY_TMPDIR"]) / f"host-{number}.log"
         with self.log.open("wb") as file:
             self._process = subprocess.Popen([*self.inside, *command], env=environment, stdout=file, stderr=file)
+
+    def wait(self) -> None:
         until(lambda: "Ray runtime started" in self.log.read_text() or self._process.poll() is not None)
         assert self._process.poll() is None, self.log.read_text()
 
@@ -249,6 +251,7 @@ def ray_hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Host]]:
         for number, inside in enumerate(owned.enter_context(hosts(2)), 1):
             made.append(Host(inside, number, home if number == 2 else None, dict(os.environ)))
             owned.callback(made[-1].end)
+            made[-1].wait()
         yield made
 
 
@@ -263,7 +266,6 @@ def running(host: Host, *arguments: str) -> Iterator[tuple[str, subprocess.Popen
             run.kill()
 
 
-@pytest.mark.timeout(300)
 def test_two_hosts_without_a_common_folder_and_a_cut_cable(ray_hosts: list[Host], tmp_path: Path) -> None:
     here, there = ray_hosts
     hold = tmp_path / "hold"
