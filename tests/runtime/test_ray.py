@@ -19,11 +19,13 @@ import pytest
 from tests.hosts import hosts
 from tests.runtime.driven import TRAIN, Driven, after_a_loss, to
 from tests.runtime.test_joiners import assert_same
+from virtualflow.cli.jobs import describe
 from virtualflow.cluster.messages import DevicesJoined, DevicesLost
 from virtualflow.core.certificate import Certificate, compare
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, read_events
 from virtualflow.runtime.coordinator import Coordinator
+from virtualflow.runtime.folder import JobFolder
 from virtualflow.runtime.local import LocalBackend
 from virtualflow.runtime.machines import Names
 
@@ -164,7 +166,8 @@ def test_vf_run_on_a_cluster_with_its_verbs_and_ctrl_c(cluster: Any, on_ray: Any
             assert run.stdout is not None
             job = run.stdout.readline().decode().split()[1]
             until(lambda: shown(job)["state"] == "RUNNING")
-            assert all(worker["machine"] == on_ray.address for worker in shown(job)["workers"])
+            workers = json.loads(vf("status", job, "--json").stdout)["workers"]
+            assert [worker["machine"] for worker in workers] == [on_ray.address] * 2
             refused = vf("resize", job, "9")
             assert "the Ray cluster has" in refused.stderr
             assert vf("resize", job, "1", "--wait").returncode == 0
@@ -201,7 +204,7 @@ def vf(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def shown(job: str) -> dict[str, Any]:
-    return dict(json.loads(vf("status", job, "--json").stdout))
+    return describe(JobFolder.of(job))
 
 
 class Host:
