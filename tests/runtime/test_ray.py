@@ -252,7 +252,7 @@ def ray_hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Host]]:
         monkeypatch.setenv("RAY_AUTH_TOKEN", "for-this-test-alone-0123456789abcdef")
         made = []
         for number, inside in enumerate(owned.enter_context(hosts(2)), 1):
-            made.append(Host(inside, number, home if number == 2 else None, dict(os.environ)))
+            made.append(Host(inside, number, home if number == 2 else None, os.environ | {"TMPDIR": folder}))
             owned.callback(made[-1].end)
             made[-1].wait()
         yield made
