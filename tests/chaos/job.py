@@ -52,7 +52,7 @@ for _ in trainer.epochs(options["epochs"]):
     for batch in trainer.batches(recorded):
         trainer.step(batch)
         if options["hold"] and Path(options["hold"]).exists():
-            time.sleep(0.02 * 1.3**trainer.global_step)  # ever slower, until all that was planned has happened
+            time.sleep(min(1.0, 0.02 * 1.3**trainer.global_step))  # slower, until all that was planned has happened
     schedule.step()
     if options["evaluate"]:
         trainer.evaluate(data, accuracy)
