@@ -95,11 +95,20 @@ def down(
     client = Client.find()
     client.post("/api/cluster/down", keep_jobs=keep_jobs)
     deadline = time.monotonic() + DOWN_SECONDS
-    while (folder() / "address").exists():
+    while _runs():
         if time.monotonic() > deadline:
             raise ManagerError(f"the manager has not ended within {DOWN_SECONDS:.0f} s; see {folder() / LOG}")
         time.sleep(0.05)
     print("the manager has ended" + ("; its jobs go on" if keep_jobs else ""))
+
+
+def _runs() -> bool:
+    """Whether there is a manager in this ``$VF_HOME``, though it may be about to end."""
+    try:
+        with _only_manager():
+            return False
+    except ManagerError:
+        return True
 
 
 @contextmanager
@@ -126,7 +135,9 @@ def _serve(told: Cluster, policy: Policy, host: str, port: int) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):  # its jobs go on, for the next manager
             signal.signal(number, lambda *_: over.set())
         with serving(ClusterSource(manager), token, listening, lambda keep: _end(manager, over, keep=keep)):
-            (folder() / "address").write_text(f"http://{host}:{listening.getsockname()[1]}\n")
+            partial = folder() / ".address.partial"
+            partial.write_text(f"http://{host}:{listening.getsockname()[1]}\n")
+            partial.replace(folder() / "address")  # whoever finds it can read it
             try:
                 _manage(manager, over)
             finally:

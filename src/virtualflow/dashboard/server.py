@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
@@ -85,7 +86,13 @@ def _add_errors(api: FastAPI) -> None:
         status = 404 if isinstance(error, UnknownJobError) else 507 if isinstance(error, LedgerError) else 409
         return JSONResponse({"detail": str(error)}, status)
 
+    def explain(request: Request, error: Exception) -> JSONResponse:
+        # Without what was sent: not all of that can be said in JSON.
+        wrong = error.errors() if isinstance(error, RequestValidationError) else []
+        return JSONResponse({"detail": [{name: each[name] for name in ("type", "loc", "msg")} for each in wrong]}, 422)
+
     api.add_exception_handler(VirtualFlowError, refuse)
+    api.add_exception_handler(RequestValidationError, explain)
 
 
 def _add_jobs(api: FastAPI, source: Source) -> None:

@@ -82,7 +82,7 @@ class Coordinator:
         self._results: list[Any] = []  # of the calls that the job has made before its first epoch
         self._outcome: Outcome | None = None
         self._store_port = 0
-        self._stopping = self._told_to_go = False
+        self._stopping = self._told_to_go = self._asked_to_stop = False
         self._stop_before = math.inf
         self._told = ""
         self._host = "127.0.0.1"
@@ -244,6 +244,7 @@ class Coordinator:
         elif message.get("verb") == "move":
             self.move(message["devices"])
         elif message.get("verb") == "stop":
+            self._asked_to_stop = True
             self.stop(checkpoint=message["checkpoint"])
         elif message.get("verb") != "status":
             return {"error": f"unknown request {message}"}
@@ -256,6 +257,7 @@ class Coordinator:
         lost = roster.pending if roster.pending is not None and roster.pending.cause == "loss" else None
         current = lost or roster.generation
         nodes = Mapping(lost.owners) if lost is not None and lost.owners is not None else roster.mapping
+        failure = self._outcome.failure if self._outcome is not None else None
         return {
             "state": self._phase(),
             "generation": current.number,
@@ -270,6 +272,8 @@ class Coordinator:
             "failures": roster.failures,
             "remaps": roster.remaps,
             "overran_waves": self.balancing.overran,
+            "asked": self._asked_to_stop,
+            "lost": failure is not None and failure.kind in ("lost", "late"),
         }
 
     def _say(self, text: str) -> None:
@@ -286,8 +290,11 @@ class Coordinator:
     def _write_state(self) -> None:
         state = self.state()
         if (text := json.dumps(state)) != self._told:
-            self._told = text
-            self._folder.write_state(state)
+            try:
+                self._folder.write_state(state)
+                self._told = text
+            except OSError:
+                pass  # a full disk ends no job; it is tried again
 
     def notice(self) -> None:
         """Stop with a checkpoint, soon: this is for signal handlers, which may come in the middle of anything."""
