@@ -24,7 +24,7 @@ from virtualflow.errors import ConfigError, LaunchError, ManagerError
 from virtualflow.runtime import door
 from virtualflow.runtime.client import Client, folder
 from virtualflow.runtime.ledger import Ledger
-from virtualflow.runtime.manager import Cluster, Manager
+from virtualflow.runtime.manager import Cluster, Manager, tell
 from virtualflow.runtime.reception import listen as bound
 
 TICK_SECONDS = 0.1
@@ -150,7 +150,7 @@ def _manage(manager: Manager, over: threading.Event) -> None:
         try:
             manager.tick()
         except Exception:
-            traceback.print_exc()
+            tell(traceback.format_exc())
 
 
 def _end(manager: Manager, over: threading.Event, *, keep: bool) -> None:

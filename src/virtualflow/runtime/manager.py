@@ -240,7 +240,7 @@ class Manager:
             except Exception:
                 text = traceback.format_exc()
                 if self._troubles.get(record.id) != text:
-                    print(f"job {record.id}:\n{text}", file=sys.stderr, flush=True)
+                    tell(f"job {record.id}:\n{text}")
                 self._troubles[record.id] = text
 
     def _find_jobs(self) -> None:
@@ -505,6 +505,12 @@ class Manager:
             state["reason"] = record.failure.splitlines()[-1]
         with contextlib.suppress(OSError):  # a full disk
             self.fleet.folder(record.id).write_state(state)
+
+
+def tell(text: str) -> None:
+    """For the manager's log, if the disk has room for that."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _check_disk() -> None:
