@@ -14,6 +14,8 @@ from tests.cli.test_run import VF, alive
 from tests.conftest import Launcher
 from tests.runtime.managed import SCRIPT, Service, until
 
+pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
+
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:

@@ -23,7 +23,7 @@ def serving(
     server = Server(source, token, on_down)
     config = uvicorn.Config(
         server.guard,
-        log_level="warning",
+        log_level="error",
         timeout_graceful_shutdown=GRACE_SECONDS,
         lifespan="off",
         access_log=False,
