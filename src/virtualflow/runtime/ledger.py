@@ -101,6 +101,9 @@ class Ledger:
     def holds(self, job: str, devices: list[str], now: float) -> None:
         """A job has just these devices from now on."""
         with self._transaction():
+            query = "SELECT devices FROM segments WHERE job=? AND end IS NULL"
+            if devices and self._connection.execute(query, (job,)).fetchone() == (json.dumps(devices),):
+                return  # as another manager has written before
             self._connection.execute("UPDATE segments SET end=? WHERE job=? AND end IS NULL", (now, job))
             if devices:
                 row = (job, now, None, json.dumps(devices))
