@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
@@ -104,7 +104,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
     @api.get("/api/jobs")
     def jobs() -> list[View]:
         """All jobs: those that wait or run, and the last ones that have ended."""
-        return _plain(source.state()["jobs"])
+        return cast(list[View], _plain(source.state()["jobs"]))
 
     @api.post("/api/jobs", status_code=201, responses={409: refusals[409], 507: {"description": "The disk is full."}})
     def submit(body: Submit) -> dict[str, str]:
@@ -160,7 +160,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
         _add_verb(api, source, verb, told, refusals)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> JSONResponse:
     """The answer as it is: with a thousand jobs in it, looking at every value for what JSON can't say takes long."""
     return JSONResponse(value)
 
@@ -176,7 +176,7 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
     @api.get("/api/state")
     def state() -> View:
         """All there is to see at this moment."""
-        return _plain(source.state())
+        return cast(View, _plain(source.state()))
 
     @api.get("/api/history")
     def history() -> View:

@@ -137,7 +137,9 @@ class Fleet:
                 return None  # it has come after all
             if job.process is None:
                 return End(NOT_MADE)  # that manager has died before, or the coordinator that it has started
-            return End(FAILED, f"its coordinator could not be started:\n{_last_lines(folder.path / launch.LOG)}")
+            killed = job.process.returncode < 0
+            told = _last_lines(folder.path / launch.LOG)
+            return End(CRASHED if killed else FAILED, f"its coordinator could not be started:\n{told}")
         if job.process is not None:
             job.process.wait()
         self.watch(job_id).read()
