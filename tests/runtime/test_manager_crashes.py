@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
 import subprocess
@@ -199,6 +200,19 @@ def test_a_full_disk_is_noticed_before_it_hurts(world: World, monkeypatch: pytes
     monkeypatch.setattr("virtualflow.runtime.manager.LEAST_FREE_BYTES", 1 << 62)
     with pytest.raises(LedgerError, match=r"the disk of .* is full: \d+ MB are left. Jobs go on; submits must wait."):
         world.manager().submit(job())
+
+
+def test_how_a_job_has_ended_finds_room_on_a_full_disk(vf_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = JobFolder(vf_home / "jobs" / "a")
+    folder.path.mkdir(parents=True)
+    folder.write_state({"state": "RUNNING", "workers": [], "generation": 7, "more": "x" * 500})
+
+    def no_room(path: Path, value: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("virtualflow.runtime.folder.write_json", no_room)
+    folder.write_state({"state": "DONE", "workers": [], "generation": 7})
+    assert folder.read_state() == {"state": "DONE", "workers": [], "generation": 7}
 
 
 def test_a_folder_whose_submit_was_never_answered_is_removed_and_others_are_not(world: World, vf_home: Path) -> None:

@@ -68,13 +68,16 @@ class Assignment:
         return actions
 
     def lose(self, now: float, devices: Iterable[str]) -> list[Action]:
-        """Take lost devices from the jobs that had them."""
+        """Take lost devices from the jobs that had them; who has fewer than its least left would rather wait."""
         gone = set(devices)
         self.placement.lose(self.placement.in_order(gone))
         actions: list[Action] = []
         for state in list(self.running.values()):
             if not gone.isdisjoint(state.devices):
                 left = tuple(device for device in state.devices if device not in gone)
+                if len(left) < state.job.least and state.host is None and not state.guests:
+                    self.placement.give_back(left)
+                    left = ()
                 action = self._change(now, state, left, state.host)
                 if action is not None:
                     actions.append(action)

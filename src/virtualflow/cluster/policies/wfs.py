@@ -104,6 +104,7 @@ class Wfs(Policy):
                 break
             states.append(state)
             claims.append(candidate)
+            self._known[state.id] = candidate
             had, held = [*had, 0], shared
         if self._any_number:
             shares.protect(claims, had, held)  # over all admissions together
