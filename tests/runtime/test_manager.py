@@ -192,6 +192,21 @@ def test_a_device_that_is_taken_out_and_given_back(service: Service, calm: str) 
         service.client.post("/api/devices/nowhere/drain")
 
 
+def test_a_device_whose_worker_is_told_to_go_is_lost_and_the_scheduler_hears_of_it(service: Service, calm: str) -> None:
+    job = service.submit(demand=2, virtual_nodes=4, slow=True)
+    worker = job.until_on(2)["workers"][1]
+    until(lambda: len(job.steps) > 3)
+    os.kill(worker["pid"], signal.SIGTERM)
+    lost = until(lambda: [each["name"] for each in service.client.get("/api/devices") if each["lost"]])
+    assert lost == [worker["device"]]
+    # There are two more devices in the cluster, so that it does not have to go on with fewer for long.
+    job.until(lambda view: view["state"] == "RUNNING" and len(view["devices"]) == 2 and lost[0] not in view["devices"])
+    service.client.post(f"/api/devices/{lost[0]}/return")
+    job.let_go()
+    assert job.assert_done(calm)["launches"] == 1
+    assert not any(each["lost"] for each in service.client.get("/api/devices"))
+
+
 def limit_files(job: Managed | None, service: Service, most: int) -> None:
     """As if the disk were full: no file of these processes can grow beyond *most* bytes."""
     pids = [service.pid] if job is None else [job.coordinator, *descendants(job.coordinator)]

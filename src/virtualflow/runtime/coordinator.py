@@ -83,6 +83,7 @@ class Coordinator:
         self._outcome: Outcome | None = None
         self._store_port = 0
         self._stopping = self._told_to_go = self._asked_to_stop = False
+        self._preempted: set[str] = set()  # devices whose workers were told to go, by nobody here
         self._stop_before = math.inf
         self._told = ""
         self._host = "127.0.0.1"
@@ -117,6 +118,7 @@ class Coordinator:
         if self._stopping:
             raise LaunchError("the job is being stopped")
         self._carry_out(self.roster.resize(devices, time.monotonic()))
+        self._preempted -= set(devices)
 
     def resize(self, count: int) -> None:
         """Go on with *count* devices: the present ones first, then new ones."""
@@ -273,6 +275,7 @@ class Coordinator:
             "remaps": roster.remaps,
             "overran_waves": self.balancing.overran,
             "asked": self._asked_to_stop,
+            "preempted": sorted(self._preempted),
             "lost": failure is not None and failure.kind in ("lost", "late"),
         }
 
@@ -337,6 +340,7 @@ class Coordinator:
             actions = self.roster.shrink(message["shrink"], now)
         if "leaving" in message:
             actions = self.roster.leaves(device, now)
+            self._preempted.add(device)
             self._stopping |= self.roster.stopping
         if "done" in message:
             actions = self.roster.ended(device, now)

@@ -36,6 +36,7 @@ class End:
 
     how: str
     text: str = ""
+    lost: tuple[str, ...] = ()  # devices that were taken from it meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def _end_of(folder: JobFolder) -> End:
         return End(CRASHED if told.get("lost") else FAILED, text or "the script ended with an error, and said nothing")
     if told["state"] in ENDED and told["state"] != "FAILED" and told.get("asked"):
         return End(STOPPED)
-    return End(CRASHED, _last_lines(folder.path / launch.LOG))
+    return End(CRASHED, _last_lines(folder.path / launch.LOG), tuple(told.get("preempted", ())))
 
 
 def _last_lines(path: Path) -> str:

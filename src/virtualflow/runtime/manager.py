@@ -297,9 +297,11 @@ class Manager:
         watch = self.fleet.watch(record.id)
         state, step, holds = self.fleet.state(record.id), watch.step, self.fleet.holds(record.id)
         if (end := self.fleet.look(record.id)) is not None:
+            self._hear_of_losses(set(end.lost) - set(state.get("preempted", ())))
             self._ended(record, end)
             return
         new = self.fleet.state(record.id)
+        self._hear_of_losses(set(new.get("preempted", ())) - set(state.get("preempted", ())))
         self.version += new != state or watch.step != step
         if self.fleet.holds(record.id) != holds:
             self._tell_chart(record.id, self.fleet.holds(record.id))
@@ -308,6 +310,12 @@ class Manager:
         if nodes is not None and nodes != record.virtual_nodes:
             self._learn(record, virtual_nodes=nodes)
         self._estimate(record, watch)
+
+    def _hear_of_losses(self, devices: Iterable[str]) -> None:
+        """Somebody has told workers to go, as one does who needs their devices."""
+        there = set(self.scheduler.placement.devices) - self.scheduler.placement.lost
+        if gone := tuple(sorted(there.intersection(devices))):
+            self._handle(DevicesLost(self._seconds(), gone))  # not written down: before a reboot, all are told to go
 
     def _ended(self, record: Record, end: End) -> None:
         """The job's coordinator and workers are gone."""
