@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import sqlite3
@@ -78,6 +79,17 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, vf_home: Path, ledgers: list[Ledger]) -> World:
     return World(vf_home, ledgers)
+
+
+@contextlib.contextmanager
+def launched(manager: Manager, starts: Starts) -> Iterator[None]:
+    """The coordinators that were started run."""
+    with contextlib.ExitStack() as locks:
+        for job_id, token in starts.made:
+            folder = manager.fleet.folder(job_id)
+            locks.enter_context(folder.locked())
+            launch.take(folder, token)
+        yield
 
 
 def job(**options: Any) -> Submission:
@@ -159,6 +171,23 @@ def test_no_two_jobs_are_found_with_the_same_device_wherever_a_manager_dies(worl
     again = world.manager()
     given = [device for job_id in ids for device in again.record(job_id).devices]
     assert len(given) == len(set(given))
+
+
+def test_devices_that_are_gone_when_the_next_manager_comes_are_nobodys(world: World, starts: Starts) -> None:
+    manager = world.manager()
+    first = manager.submit(job(demand=4, virtual_nodes=4))
+    manager.tick()
+    taken = manager.record(first).devices[0]
+    with launched(manager, starts):
+        manager.lose([taken])
+        assert taken not in manager.record(first).devices
+        again = world.manager()
+        assert again.record(first).devices == manager.record(first).devices
+        assert again.scheduler.placement.lost == {taken}
+        smaller = world.manager(devices="2")
+        smaller.tick()
+        assert len(smaller.record(first).devices) == 1
+        assert (smaller.record(first).wish, len(starts.made)) == (None, 1)
 
 
 def test_a_stop_for_an_end_that_never_came_is_no_cancellation(world: World, starts: Starts) -> None:

@@ -225,8 +225,8 @@ async def _events(source: Source) -> AsyncIterator[str]:
         version = source.version
         if version != seen:
             seen, silent = version, 0.0
-            told = await asyncio.to_thread(source.state)
-            yield f"event: state\ndata: {json.dumps(told)}\n\n"
+            told = await asyncio.to_thread(lambda: json.dumps(source.state()))  # others are answered meanwhile
+            yield f"event: state\ndata: {told}\n\n"
         elif silent >= BEAT_SECONDS:
             silent = 0.0
             yield ": still here\n\n"

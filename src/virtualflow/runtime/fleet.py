@@ -23,7 +23,7 @@ from virtualflow.runtime.watch import Watch
 
 ASK_AGAIN_SECONDS = 1.0  # a coordinator that starts or ends does not answer
 ANSWER_SECONDS = 2.0  # one that is there does, soon: all jobs wait for it meanwhile
-RARELY = 20  # times as long as the last answer was waited for in vain: then ask again
+RARELY = 5  # times as long as the last answer was waited for in vain: then ask again
 LAST_LINES = 12  # of a traceback, or of what a script has said
 MOST_BYTES = 1 << 14  # of them
 

@@ -166,7 +166,8 @@ class Manager:
         with self.lock:
             lost = self.scheduler.placement.lost
             if gone := tuple(device for device in self._known(devices) if device not in lost):
-                self._ledger.lose(gone)
+                with contextlib.suppress(LedgerError):  # gone they are, even if that can't be written down
+                    self._ledger.lose(gone)
                 self._handle(DevicesLost(self._seconds(), gone))
 
     def give_back(self, devices: Iterable[str]) -> None:
@@ -247,6 +248,9 @@ class Manager:
         """Take over what an earlier manager has left, without touching jobs that run."""
         running, waiting = [], []
         free = set(self.scheduler.placement.devices)
+        if lost := self._ledger.lost() & free:
+            self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))
+            free -= lost
         for record in self._records.values():
             if record.state == "RUNNING":
                 self.fleet.adopt(record.id)
@@ -254,15 +258,15 @@ class Manager:
                     record.wish = "suspend"  # that manager is gone, but may have told it before
             if record.is_over or record.state == "PAUSED" or record.wish in ("pause", "cancel"):
                 continue
-            if record.state == "RUNNING" and record.devices and set(record.devices) <= free and not record.beside:
+            # What is no longer there, or another's, it does not have.
+            record.devices = [device for device in record.devices if device in free and record.state == "RUNNING"]
+            if record.devices and record.beside is None:
                 free -= set(record.devices)
                 running.append((self._job(record), tuple(record.devices)))
             else:
-                record.devices = []
+                record.devices, record.beside = [], None
                 waiting.append(self._job(record))
         self._handle(JobsFound(self._seconds(), tuple(running), tuple(waiting)))
-        if lost := self._ledger.lost() & set(self.scheduler.placement.devices):
-            self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))
         for folder in all_jobs():
             with contextlib.suppress(TypeError, ValueError):  # written by another version
                 if folder.path.name not in self._records and folder.spec().managed:
@@ -375,6 +379,7 @@ class Manager:
         if record.id in self._unsaved:  # nothing starts without a trace
             launch.withdraw(self.fleet.folder(record.id))
             self.fleet.forget(record.id)
+            self._tell_chart(record.id, ())
             self._update(record, state="QUEUED", launched=None)
             return
         directory = record.directory if Path(record.directory).is_dir() else str(self.fleet.folder(record.id).path)
