@@ -37,6 +37,7 @@ test: lint data  ## everything that must hold
 
 chaos: setup  ## random schedules of kills and resizes: make chaos MINUTES=10 [SEED=1]
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.chaos --manager --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
 bench: setup data  ## speed, memory and the paper's results (long)
 	$(BIN)/pip install -q -e '.[bench]'

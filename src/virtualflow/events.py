@@ -5,6 +5,7 @@ Logs, ``vf verify`` and everything that draws or watches a job read this stream 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -126,6 +127,7 @@ class EventLog:
         self.path = path
         self._is_lead = is_lead
         self._descriptor: int | None = None
+        self._waiting = b""  # what a full disk has not taken yet
         self._unwritten: deque[StepDone] = deque(maxlen=KEPT_STEPS)  # the last ones of a worker that is not the lead
 
     def write(self, event: Event) -> None:
@@ -156,7 +158,9 @@ class EventLog:
     def _append(self, event: Event) -> None:
         assert self._descriptor is not None
         line = {"event": _NAMES[type(event)], "time": round(time.time(), 3), **asdict(event)}
-        os.write(self._descriptor, (json.dumps(line) + "\n").encode())
+        self._waiting += (json.dumps(line) + "\n").encode()
+        with contextlib.suppress(OSError):  # a full disk ends no job; it is tried again with the next event
+            self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
 
 
 class Tail:

@@ -12,7 +12,9 @@ from collections import Counter
 from pathlib import Path
 
 from tests.chaos.harness import Chaos, Strike, assert_undisturbed, schedule
-from tests.conftest import Finished
+from tests.chaos.manager import ManagerChaos
+from tests.conftest import Finished, Launcher
+from tests.runtime.managed import SCRIPT
 from virtualflow.core.faults import POINTS
 from virtualflow.runtime.local import LocalBackend
 
@@ -24,7 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10, help="how long")
     parser.add_argument("--seed", type=int, default=1, help="the first seed; one schedule each")
+    parser.add_argument("--manager", action="store_true", help="a manager and its jobs, rather than one job")
     given = parser.parse_args()
+    if given.manager:
+        attack_managers(given.seed, given.minutes)
+        return
     counts: Counter[str] = Counter()
     with LocalBackend() as backend, tempfile.TemporaryDirectory() as folder:
         calm = Chaos(backend, Path(folder) / "calm", devices=1).run(epochs=EPOCHS)
@@ -52,6 +58,29 @@ def attack(backend: LocalBackend, folder: Path, seed: int, calm: Finished) -> Co
         raise
     hit = [faults[int(marker.name.split("-")[1])][1] for marker in (folder / "ids").glob("struck-*")]
     return Counter(hit) + chaos.done
+
+
+def attack_managers(first: int, minutes: float) -> None:
+    """One schedule after another, each with a manager of its own."""
+    counts: Counter[str] = Counter()
+    jobs, seed, deadline = 0, first, time.monotonic() + 60 * minutes
+    with LocalBackend() as backend, tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "calm").mkdir()
+        calm = Launcher(backend, Path(folder))(SCRIPT, 1, [str(Path(folder) / "calm")]).digest
+        while seed == first or time.monotonic() < deadline:
+            chaos = ManagerChaos(Path(folder) / f"seed-{seed}", seed, rounds=2)
+            try:
+                chaos.run(calm)
+            except BaseException:
+                print(f"seed {seed} FAILED: replay with make chaos SEED={seed} MINUTES=0.1", file=sys.stderr)
+                raise
+            counts += chaos.done
+            jobs += len(chaos.jobs)
+            print(f"manager, seed {seed}: {len(chaos.jobs)} jobs ended once, all equal", flush=True)
+            seed += 1
+    print(f"{seed - first} schedules, {jobs} jobs: none lost, none run twice, all equal to the undisturbed one")
+    for kind, count in sorted(counts.items()):
+        print(f"{count:6d}  {kind}")
 
 
 def aimed(seed: int, chance: random.Random) -> list[tuple[str, str, int]]:

@@ -24,7 +24,7 @@ from virtualflow.errors import ConfigError, LaunchError, ManagerError
 from virtualflow.runtime import door
 from virtualflow.runtime.client import Client, folder
 from virtualflow.runtime.ledger import Ledger
-from virtualflow.runtime.manager import Cluster, Manager
+from virtualflow.runtime.manager import Cluster, Manager, tell
 from virtualflow.runtime.reception import listen as bound
 
 TICK_SECONDS = 0.1
@@ -95,11 +95,20 @@ def down(
     client = Client.find()
     client.post("/api/cluster/down", keep_jobs=keep_jobs)
     deadline = time.monotonic() + DOWN_SECONDS
-    while (folder() / "address").exists():
+    while _runs():
         if time.monotonic() > deadline:
             raise ManagerError(f"the manager has not ended within {DOWN_SECONDS:.0f} s; see {folder() / LOG}")
         time.sleep(0.05)
     print("the manager has ended" + ("; its jobs go on" if keep_jobs else ""))
+
+
+def _runs() -> bool:
+    """Whether there is a manager in this ``$VF_HOME``, though it may be about to end."""
+    try:
+        with _only_manager():
+            return False
+    except ManagerError:
+        return True
 
 
 @contextmanager
@@ -126,7 +135,9 @@ def _serve(told: Cluster, policy: Policy, host: str, port: int) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):  # its jobs go on, for the next manager
             signal.signal(number, lambda *_: over.set())
         with serving(ClusterSource(manager), token, listening, lambda keep: _end(manager, over, keep=keep)):
-            (folder() / "address").write_text(f"http://{host}:{listening.getsockname()[1]}\n")
+            partial = folder() / ".address.partial"
+            partial.write_text(f"http://{host}:{listening.getsockname()[1]}\n")
+            partial.replace(folder() / "address")  # whoever finds it can read it
             try:
                 _manage(manager, over)
             finally:
@@ -139,7 +150,7 @@ def _manage(manager: Manager, over: threading.Event) -> None:
         try:
             manager.tick()
         except Exception:
-            traceback.print_exc()
+            tell(traceback.format_exc())
 
 
 def _end(manager: Manager, over: threading.Event, *, keep: bool) -> None:

@@ -149,9 +149,11 @@ def clean(
     """Remove the folders of jobs that have ended."""
     folders = [JobFolder.of(job)] if job else all_jobs()
     for folder in folders:
-        if folder.is_locked() or folder.read_state()["state"] not in ENDED:
+        runs, state = folder.is_locked(), folder.read_state()["state"]
+        if runs or state not in ENDED:
             if job:
-                raise LaunchError(f"job {job} is running; `vf stop {job}` ends it")
+                told = f"is running; `vf stop {job}` ends it" if runs else f"has not ended: its state is {state}"
+                raise LaunchError(f"job {job} {told}")
             continue
         shutil.rmtree(folder.path)
         print(f"removed job {folder.path.name}")

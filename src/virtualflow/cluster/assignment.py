@@ -46,10 +46,13 @@ class Assignment:
         self.placement.claim(devices)
         self._set(now, state, self.placement.in_order(devices), None)
 
-    def ask_for(self, state: JobState, job: Job) -> None:
-        """A running job asks for more or fewer devices than before."""
+    def ask_for(self, now: float, state: JobState, job: Job) -> list[Action]:
+        """A running job asks for more or fewer devices than before; what it no longer wants, it gives up at once."""
         self.lacking += max(0, job.demand - state.allocation) - max(0, state.job.demand - state.allocation)
         state.job = job
+        if state.allocation <= job.demand or state.host is not None:
+            return []
+        return self.apply(now, [(state, Grant.of(job.demand))])
 
     def end(self, now: float, state: JobState) -> list[Action]:
         """Free the devices of a job that is over; its guests take over those they are on."""
@@ -65,13 +68,16 @@ class Assignment:
         return actions
 
     def lose(self, now: float, devices: Iterable[str]) -> list[Action]:
-        """Take lost devices from the jobs that had them."""
+        """Take lost devices from the jobs that had them; who has fewer than its least left would rather wait."""
         gone = set(devices)
         self.placement.lose(self.placement.in_order(gone))
         actions: list[Action] = []
         for state in list(self.running.values()):
             if not gone.isdisjoint(state.devices):
                 left = tuple(device for device in state.devices if device not in gone)
+                if len(left) < state.job.least and state.host is None and not state.guests:
+                    self.placement.give_back(left)
+                    left = ()
                 action = self._change(now, state, left, state.host)
                 if action is not None:
                     actions.append(action)

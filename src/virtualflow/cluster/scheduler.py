@@ -81,7 +81,7 @@ class Scheduler:
         if isinstance(event, JobArrived):
             self._arrived(event.job)
         elif isinstance(event, JobChanged):
-            self._changed(event.job)
+            actions = self._changed(event.job)
         elif isinstance(event, JobsFound):
             for job in event.waiting:
                 self._arrived(job)
@@ -110,7 +110,7 @@ class Scheduler:
             raise ConfigError(f"job {job_id} is not there, or has ended before")
         return self._states[job_id]
 
-    def _changed(self, job: Job) -> None:
+    def _changed(self, job: Job) -> list[Action]:
         state = self._known(job.id)
         self._jobs_changed = True
         self.policy.forget(job.id)
@@ -118,8 +118,8 @@ class Scheduler:
             self._queue.remove(job.id)
             state.job = job
             self._wait(state)
-        else:
-            self._assignment.ask_for(state, job)
+            return []
+        return self._queue_suspended(self._assignment.ask_for(self._now, state, job))
 
     def _arrived(self, job: Job) -> None:
         if job.id in self._states:

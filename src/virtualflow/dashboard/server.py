@@ -8,10 +8,11 @@ import json
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
@@ -85,7 +86,13 @@ def _add_errors(api: FastAPI) -> None:
         status = 404 if isinstance(error, UnknownJobError) else 507 if isinstance(error, LedgerError) else 409
         return JSONResponse({"detail": str(error)}, status)
 
+    def explain(request: Request, error: Exception) -> JSONResponse:
+        # Without what was sent: not all of that can be said in JSON.
+        wrong = error.errors() if isinstance(error, RequestValidationError) else []
+        return JSONResponse({"detail": [{name: each[name] for name in ("type", "loc", "msg")} for each in wrong]}, 422)
+
     api.add_exception_handler(VirtualFlowError, refuse)
+    api.add_exception_handler(RequestValidationError, explain)
 
 
 def _add_jobs(api: FastAPI, source: Source) -> None:
@@ -97,7 +104,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
     @api.get("/api/jobs")
     def jobs() -> list[View]:
         """All jobs: those that wait or run, and the last ones that have ended."""
-        return list(source.state()["jobs"])
+        return cast(list[View], _plain(source.state()["jobs"]))
 
     @api.post("/api/jobs", status_code=201, responses={409: refusals[409], 507: {"description": "The disk is full."}})
     def submit(body: Submit) -> dict[str, str]:
@@ -153,6 +160,11 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
         _add_verb(api, source, verb, told, refusals)
 
 
+def _plain(value: Any) -> JSONResponse:
+    """The answer as it is: with a thousand jobs in it, looking at every value for what JSON can't say takes long."""
+    return JSONResponse(value)
+
+
 def _add_verb(api: FastAPI, source: Source, verb: str, told: str, refusals: dict[int | str, View]) -> None:
     @api.post(f"/api/jobs/{{job_id}}/{verb}", name=verb, description=told, responses=refusals)
     def act(job_id: JobId) -> View:
@@ -164,7 +176,7 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
     @api.get("/api/state")
     def state() -> View:
         """All there is to see at this moment."""
-        return source.state()
+        return cast(View, _plain(source.state()))
 
     @api.get("/api/history")
     def history() -> View:
@@ -213,8 +225,8 @@ async def _events(source: Source) -> AsyncIterator[str]:
         version = source.version
         if version != seen:
             seen, silent = version, 0.0
-            told = await asyncio.to_thread(source.state)
-            yield f"event: state\ndata: {json.dumps(told)}\n\n"
+            told = await asyncio.to_thread(lambda: json.dumps(source.state()))  # others are answered meanwhile
+            yield f"event: state\ndata: {told}\n\n"
         elif silent >= BEAT_SECONDS:
             silent = 0.0
             yield ": still here\n\n"

@@ -22,7 +22,12 @@ def serving(
     """Answer on the bound socket *listening* until the block ends."""
     server = Server(source, token, on_down)
     config = uvicorn.Config(
-        server.guard, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, lifespan="off", access_log=False
+        server.guard,
+        log_level="error",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        lifespan="off",
+        access_log=False,
+        ws="none",
     )
     http = uvicorn.Server(config)
     thread = threading.Thread(target=http.run, args=([listening],), daemon=True)

@@ -277,7 +277,7 @@ _ONE_JOB = "this is the dashboard of one job: there is no manager that could do 
 
 def series(watch: Watch) -> View:
     """A job's samples, by column."""
-    samples = watch.samples
+    samples = list(watch.samples)  # it grows meanwhile
     columns = ("time", "step", "loss", "examples_per_second", "devices")
     return {name: [getattr(sample, name) for sample in samples] for name in columns}
 

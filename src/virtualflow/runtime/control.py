@@ -27,12 +27,12 @@ def listen(folder: JobFolder) -> socket.socket:
     return listening
 
 
-def ask(folder: JobFolder, **request: Any) -> dict[str, Any]:
-    """The coordinator's answer to *request*."""
+def ask(folder: JobFolder, seconds: float = ANSWER_SECONDS, **request: Any) -> dict[str, Any]:
+    """The coordinator's answer to *request*, if it comes within so many seconds."""
     job_id = folder.path.name
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ANSWER_SECONDS)
+            connection.settimeout(seconds)
             with _within(folder) as name:
                 connection.connect(name)
             connection.sendall(json.dumps(request).encode() + b"\n")

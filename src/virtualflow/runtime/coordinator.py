@@ -82,7 +82,8 @@ class Coordinator:
         self._results: list[Any] = []  # of the calls that the job has made before its first epoch
         self._outcome: Outcome | None = None
         self._store_port = 0
-        self._stopping = self._told_to_go = False
+        self._stopping = self._told_to_go = self._asked_to_stop = False
+        self._preempted: set[str] = set()  # devices whose workers were told to go, by nobody here
         self._stop_before = math.inf
         self._told = ""
         self._host = backend.address
@@ -118,6 +119,7 @@ class Coordinator:
             raise LaunchError("the job is being stopped")
         self._backend.check([device for device in devices if device not in self.roster.guests])
         self._carry_out(self.roster.resize(devices, time.monotonic()))
+        self._preempted -= set(devices)
 
     def resize(self, count: int) -> None:
         """Go on with *count* devices: the present ones first, then new ones."""
@@ -246,6 +248,7 @@ class Coordinator:
         elif message.get("verb") == "move":
             self.move(message["devices"])
         elif message.get("verb") == "stop":
+            self._asked_to_stop = True
             self.stop(checkpoint=message["checkpoint"])
         elif message.get("verb") != "status":
             return {"error": f"unknown request {message}"}
@@ -258,6 +261,7 @@ class Coordinator:
         lost = roster.pending if roster.pending is not None and roster.pending.cause == "loss" else None
         current = lost or roster.generation
         nodes = Mapping(lost.owners) if lost is not None and lost.owners is not None else roster.mapping
+        failure = self._outcome.failure if self._outcome is not None else None
         return {
             "state": self._phase(),
             "generation": current.number,
@@ -272,6 +276,9 @@ class Coordinator:
             "failures": roster.failures,
             "remaps": roster.remaps,
             "overran_waves": self.balancing.overran,
+            "asked": self._asked_to_stop,
+            "preempted": sorted(self._preempted),
+            "lost": failure is not None and failure.kind in ("lost", "late"),
         }
 
     def _shown(self, worker: Worker, nodes: list[int]) -> dict[str, Any]:
@@ -293,8 +300,11 @@ class Coordinator:
     def _write_state(self) -> None:
         state = self.state()
         if (text := json.dumps(state)) != self._told:
-            self._told = text
-            self._folder.write_state(state)
+            try:
+                self._folder.write_state(state)
+                self._told = text
+            except OSError:
+                pass  # a full disk ends no job; it is tried again
 
     def notice(self) -> None:
         """Stop with a checkpoint, soon: this is for signal handlers, which may come in the middle of anything."""
@@ -337,6 +347,7 @@ class Coordinator:
             actions = self.roster.shrink(message["shrink"], now)
         if "leaving" in message:
             actions = self.roster.leaves(device, now)
+            self._preempted.add(device)
             self._stopping |= self.roster.stopping
         if "done" in message:
             actions = self.roster.ended(device, now)

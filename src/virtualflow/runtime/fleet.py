@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from virtualflow.core.membership import home
@@ -17,11 +18,16 @@ from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM
 from virtualflow.runtime import control, launch
 from virtualflow.runtime.folder import ENDED, JobFolder, JobSpec
+from virtualflow.runtime.output import LEAD_LOG
 from virtualflow.runtime.watch import Watch
 
 ASK_AGAIN_SECONDS = 1.0  # a coordinator that starts or ends does not answer
+ANSWER_SECONDS = 2.0  # one that is there does, soon: all jobs wait for it meanwhile
+RARELY = 5  # times as long as the last answer was waited for in vain: then ask again
+LAST_LINES = 12  # of a traceback, or of what a script has said
+MOST_BYTES = 1 << 14  # of them
 
-DONE, FAILED, STOPPED, CRASHED = "done", "failed", "stopped", "crashed"
+DONE, FAILED, STOPPED, CRASHED, NOT_MADE = "done", "failed", "stopped", "crashed", "not made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,7 @@ class End:
 
     how: str
     text: str = ""
+    lost: tuple[str, ...] = ()  # devices that were taken from it meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class _Running:
     state: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None  # its coordinator, if this manager has started it
     ask_after: float = 0.0
+    stopped: bool | None = None  # whether it was told to stop with a checkpoint, or without
 
 
 class Fleet:
@@ -108,13 +116,14 @@ class Fleet:
             environment={**where.environment, "VF_HOME": str(home())},
         )
 
-    def adopt(self, job_id: str, devices: tuple[str, ...]) -> None:
-        """Another manager has launched this job."""
-        self._jobs[job_id] = _Running(devices, None)
+    def adopt(self, job_id: str) -> None:
+        """Another manager has launched this job; until it tells more, it is where that one wanted it to begin."""
+        self._jobs[job_id] = _Running(self.folder(job_id).spec().devices, None)
 
     def look(self, job_id: str) -> End | None:
         """See how a job is doing; tell if it has ended."""
         folder, job = self.folder(job_id), self._jobs[job_id]
+        pending = folder.launch.exists()  # asked before the lock, under which a launch is taken: one of both is seen
         if folder.is_locked():
             job.state = folder.read_state()
             self.watch(job_id).read()
@@ -122,14 +131,16 @@ class Fleet:
                 job.holds = devices
                 job.told = job.told or tuple(job.state.get("wanted", devices))
             return None
-        if folder.launch.exists():
-            if job.process is None:
-                return End(CRASHED)  # another manager's: a coordinator that still comes finds another token
-            if job.process.poll() is None:
+        if pending:
+            if job.process is not None and job.process.poll() is None:
                 return None
-            folder.launch.unlink()
-            told = (folder.path / launch.LOG).read_text(errors="replace")
-            return End(FAILED, f"its coordinator could not be started:\n{told}")
+            if not launch.withdraw(folder):
+                return None  # it has come after all
+            if job.process is None:
+                return End(NOT_MADE)  # that manager has died before, or the coordinator that it has started
+            killed = job.process.returncode < 0
+            told = _last_lines(folder.path / launch.LOG)
+            return End(CRASHED if killed else FAILED, f"its coordinator could not be started:\n{told}")
         if job.process is not None:
             job.process.wait()
         self.watch(job_id).read()
@@ -148,24 +159,42 @@ class Fleet:
             job.told = devices
 
     def stop(self, job_id: str, *, checkpoint: bool) -> None:
+        """Told once, because the time that it has for its checkpoint begins anew each time."""
         job = self._jobs[job_id]
-        if time.monotonic() >= job.ask_after:
-            self._ask(job_id, verb="stop", checkpoint=checkpoint)
-            job.ask_after = time.monotonic() + ASK_AGAIN_SECONDS
+        if job.stopped == checkpoint or time.monotonic() < job.ask_after:
+            return
+        if self._ask(job_id, verb="stop", checkpoint=checkpoint):
+            job.stopped = checkpoint
 
     def _ask(self, job_id: str, **request: Any) -> bool:
+        asked = time.monotonic()
         try:
-            control.ask(self.folder(job_id), **request)
-        except LaunchError:  # it starts, it has just ended, or it can't
-            self._jobs[job_id].ask_after = time.monotonic() + ASK_AGAIN_SECONDS
+            control.ask(self.folder(job_id), ANSWER_SECONDS, **request)
+        except LaunchError:  # it starts, it has just ended, it can't, or it hangs
+            now = time.monotonic()
+            self._jobs[job_id].ask_after = now + max(ASK_AGAIN_SECONDS, RARELY * (now - asked))
             return False
         return True
 
 
 def _end_of(folder: JobFolder) -> End:
-    state = folder.read_state()["state"]
-    if state == "DONE":
+    told = folder.read_state()
+    if told["state"] == "DONE":
         return End(DONE)
-    if state == "FAILED" and folder.failure.exists():
-        return End(FAILED, folder.failure.read_text(errors="replace"))
-    return End(STOPPED if state in ENDED and state != "FAILED" else CRASHED)
+    if told["state"] == "FAILED" and folder.failure.exists():
+        text = _last_lines(folder.failure) or _last_lines(folder.path / "logs" / LEAD_LOG)
+        # Workers that were killed are no fault of the script's.
+        return End(CRASHED if told.get("lost") else FAILED, text or "the script ended with an error, and said nothing")
+    if told["state"] in ENDED and told["state"] != "FAILED" and told.get("asked"):
+        return End(STOPPED)
+    return End(CRASHED, _last_lines(folder.path / launch.LOG), tuple(told.get("preempted", ())))
+
+
+def _last_lines(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MOST_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.strip().splitlines()[-LAST_LINES:])

@@ -94,7 +94,14 @@ class JobFolder:
         return JobSpec(**checked)
 
     def write_state(self, state: dict[str, Any]) -> None:
-        write_json(self.path / "state.json", state)
+        path = self.path / "state.json"
+        try:
+            write_json(path, state)
+        except OSError:
+            # On a full disk there is still the room that it takes already; and how a job has ended must be known.
+            with path.open("r+") as file:
+                file.write(json.dumps(state))
+                file.truncate()
 
     def write_launched(self) -> None:
         """A coordinator will be there soon."""

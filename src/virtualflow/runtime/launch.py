@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from virtualflow.errors import LaunchError
 from virtualflow.runtime.folder import JobFolder, write_json
 
 LOG = "coordinator.log"
@@ -52,6 +53,17 @@ def start(
             env=environment,
             start_new_session=True,
         )
+
+
+def withdraw(folder: JobFolder) -> bool:
+    """Take back a launch that nobody has made; return whether that came in time."""
+    try:
+        with folder.locked():
+            due = folder.launch.exists()
+            folder.launch.unlink(missing_ok=True)
+    except LaunchError:
+        return False
+    return due
 
 
 def take(folder: JobFolder, token: str) -> tuple[bool, Path | None]:

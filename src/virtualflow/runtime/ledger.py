@@ -1,10 +1,10 @@
-"""What the manager must not forget: jobs and who had which devices when, in one SQLite file."""
+"""What the manager must not forget: jobs, who had which devices when, and which are gone, in one SQLite file."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, ended INTEGER NOT NULL, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS segments (
     job TEXT NOT NULL, begin REAL NOT NULL, end REAL, devices TEXT NOT NULL, PRIMARY KEY (job, begin));
+CREATE TABLE IF NOT EXISTS lost (device TEXT PRIMARY KEY);
 CREATE INDEX IF NOT EXISTS open_segments ON segments (job) WHERE end IS NULL;
 """
 MOST_SEGMENTS = 5000  # that are shown
@@ -83,12 +84,13 @@ class Ledger:
     def close(self) -> None:
         self._connection.close()
 
-    def save(self, record: Record) -> None:
-        with _explained():
-            self._connection.execute(
+    def save(self, *records: Record) -> None:
+        """All of them or none."""
+        with self._transaction():
+            self._connection.executemany(
                 "INSERT INTO jobs VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET ended=excluded.ended, "
                 "record=excluded.record",
-                (record.id, record.is_over, json.dumps(asdict(record))),
+                [(record.id, record.is_over, json.dumps(asdict(record))) for record in records],
             )
 
     def records(self) -> list[Record]:
@@ -98,11 +100,26 @@ class Ledger:
 
     def holds(self, job: str, devices: list[str], now: float) -> None:
         """A job has just these devices from now on."""
-        with _explained():
+        with self._transaction():
+            query = "SELECT devices FROM segments WHERE job=? AND end IS NULL"
+            if devices and self._connection.execute(query, (job,)).fetchone() == (json.dumps(devices),):
+                return  # as another manager has written before
             self._connection.execute("UPDATE segments SET end=? WHERE job=? AND end IS NULL", (now, job))
             if devices:
                 row = (job, now, None, json.dumps(devices))
                 self._connection.execute("INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?)", row)
+
+    def lose(self, devices: Iterable[str]) -> None:
+        with self._transaction():
+            self._connection.executemany("INSERT OR IGNORE INTO lost VALUES (?)", [(each,) for each in devices])
+
+    def give_back(self, devices: Iterable[str]) -> None:
+        with self._transaction():
+            self._connection.executemany("DELETE FROM lost WHERE device=?", [(each,) for each in devices])
+
+    def lost(self) -> set[str]:
+        """Devices that were taken out and not given back."""
+        return {device for (device,) in self._connection.execute("SELECT device FROM lost")}
 
     def segments(self) -> list[dict[str, Any]]:
         """Who had which devices, and when; the newest ones, in order."""
@@ -112,6 +129,17 @@ class Ledger:
             {"job": job, "begin": begin, "end": end, "devices": json.loads(devices)}
             for job, begin, end, devices in reversed(rows)
         ]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with _explained():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
 
 
 @contextmanager

@@ -9,10 +9,13 @@ alone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import shutil
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +34,6 @@ from virtualflow.cluster.messages import (
     Progress,
     Resize,
     Start,
-    Suspend,
     WakeAt,
     Woken,
 )
@@ -42,8 +44,9 @@ from virtualflow.core.devices import Pool
 from virtualflow.core.membership import home, new_job_id
 from virtualflow.errors import LedgerError, ManagerError, UnknownJobError, VirtualFlowError
 from virtualflow.runtime import fleet as fleets
+from virtualflow.runtime import launch
 from virtualflow.runtime.fleet import End, Fleet, Surroundings
-from virtualflow.runtime.folder import JobFolder, JobSpec, write_modules
+from virtualflow.runtime.folder import JobFolder, JobSpec, all_jobs, write_modules
 from virtualflow.runtime.ledger import Ledger, Record
 from virtualflow.runtime.submission import Submission, check_priority
 from virtualflow.runtime.watch import Watch
@@ -52,8 +55,8 @@ UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is
 MOST_CRASHES = 5  # of a job's coordinator, in a row, without a step between them
 ESTIMATE_SECONDS = 5.0  # between two looks at how long a job will take
 SCALE = 1.1  # an estimate that changes by less is not worth a decision
-LAST_LINES = 12  # of a traceback
 LEAST_FREE_BYTES = 32 << 20  # on disk, for a submit
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Manager:
         self._records = {record.id: record for record in ledger.records()}
         self._estimated_at: dict[str, float] = {}
         self._unsaved: set[str] = set()
+        self._troubles: dict[str, str] = {}  # by job: what was last told of it
         self._stopping = False
         self._find_jobs()
 
@@ -103,12 +107,11 @@ class Manager:
             try:
                 self._write_folder(folder, record, submission.modules)
                 self._ledger.save(record)
-            except (OSError, LedgerError) as error:
+            except (OSError, ValueError, VirtualFlowError) as error:
                 shutil.rmtree(folder.path, ignore_errors=True)
-                raise LedgerError(f"the job was not taken in: {error}") from error
-            except VirtualFlowError:
-                shutil.rmtree(folder.path, ignore_errors=True)
-                raise
+                lacks_room = isinstance(error, LedgerError) or getattr(error, "errno", None) in NO_ROOM
+                kind = LedgerError if lacks_room else ManagerError
+                raise kind(f"the job was not taken in: {error}") from error
             self._records[record.id] = record
             self._handle(JobArrived(self._seconds(), self._job(record)))
         return record.id
@@ -140,9 +143,12 @@ class Manager:
     def resume(self, job_id: str) -> None:
         with self.lock:
             record = self._unfinished(job_id)
-            if record.state != "PAUSED":
+            if record.wish == "pause":
+                self._update(record, wish="suspend")  # it is about to stop, and then goes on
+            elif record.state == "PAUSED":
+                self._rest(record, "QUEUED")
+            else:
                 raise ManagerError(f"job {job_id} is not paused: its state is {self.state_of(record)}")
-            self._rest(record, "QUEUED")
             self._handle(JobArrived(self._seconds(), self._job(record)))
 
     def cancel(self, job_id: str) -> None:
@@ -160,6 +166,8 @@ class Manager:
         with self.lock:
             lost = self.scheduler.placement.lost
             if gone := tuple(device for device in self._known(devices) if device not in lost):
+                with contextlib.suppress(LedgerError):  # gone they are, even if that can't be written down
+                    self._ledger.lose(gone)
                 self._handle(DevicesLost(self._seconds(), gone))
 
     def give_back(self, devices: Iterable[str]) -> None:
@@ -167,6 +175,7 @@ class Manager:
         with self.lock:
             lost = self.scheduler.placement.lost
             if back := tuple(device for device in self._known(devices) if device in lost):
+                self._ledger.give_back(back)
                 self._handle(DevicesJoined(self._seconds(), back))
 
     def stop_jobs(self) -> None:
@@ -210,41 +219,58 @@ class Manager:
     def tick(self) -> None:
         """Look at the jobs, hear the scheduler, and do what is due."""
         with self.lock:
-            for job_id in list(self._unsaved):
-                self._update(self._records[job_id])
+            if self._unsaved:
+                self._save(*(self._records[job_id] for job_id in self._unsaved))
             now = self._seconds()
             if self._wakes and self._wakes[0] <= now and not self._stopping:
                 while self._wakes and self._wakes[0] <= now:
                     heapq.heappop(self._wakes)
                 self._handle(Woken(now))
-            for record in self.running():
-                self._look_at(record)
-            for record in self.running():
-                self._direct(record)
+            self._do_each(self._look_at, self.running())
+            self._do_each(self._direct, self.running())
             if not self._stopping:
-                for record in [each for each in self._records.values() if each.state == "QUEUED" and each.devices]:
-                    self._launch(record)
+                waiting = [each for each in self._records.values() if each.state == "QUEUED" and each.devices]
+                self._do_each(self._launch, waiting)
+
+    def _do_each(self, what: Callable[[Record], None], records: Iterable[Record]) -> None:
+        """Whatever goes wrong with one job is told, tried again, and no other job's business."""
+        for record in records:
+            try:
+                what(record)
+                self._troubles.pop(record.id, None)
+            except Exception:
+                text = traceback.format_exc()
+                if self._troubles.get(record.id) != text:
+                    tell(f"job {record.id}:\n{text}")
+                self._troubles[record.id] = text
 
     def _find_jobs(self) -> None:
         """Take over what an earlier manager has left, without touching jobs that run."""
         running, waiting = [], []
-        known = set(self.scheduler.placement.devices)
+        free = set(self.scheduler.placement.devices)
+        if lost := self._ledger.lost() & free:
+            self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))
+            free -= lost
         for record in self._records.values():
             if record.state == "RUNNING":
-                self.fleet.adopt(record.id, tuple(record.devices))
+                self.fleet.adopt(record.id)
                 if record.wish == "down":
-                    record.wish = None  # that manager is gone
+                    record.wish = "suspend"  # that manager is gone, but may have told it before
             if record.is_over or record.state == "PAUSED" or record.wish in ("pause", "cancel"):
                 continue
-            if record.state == "RUNNING" and record.devices and set(record.devices) <= known and not record.beside:
+            # What is no longer there, or another's, it does not have.
+            record.devices = [device for device in record.devices if device in free and record.state == "RUNNING"]
+            if record.devices and record.beside is None:
+                free -= set(record.devices)
                 running.append((self._job(record), tuple(record.devices)))
             else:
-                record.devices = []
+                record.devices, record.beside = [], None
                 waiting.append(self._job(record))
         self._handle(JobsFound(self._seconds(), tuple(running), tuple(waiting)))
-        for path in (home() / "jobs").glob("*"):
-            if path.name not in self._records and (path / "job.json").is_file() and JobFolder(path).spec().managed:
-                shutil.rmtree(path)  # its submit was never answered
+        for folder in all_jobs():
+            with contextlib.suppress(TypeError, ValueError):  # written by another version
+                if folder.path.name not in self._records and folder.spec().managed:
+                    shutil.rmtree(folder.path)  # its submit was never answered
 
     def _seconds(self) -> float:
         """The time; it never runs backwards, whatever is done to the machine's clock."""
@@ -256,26 +282,30 @@ class Manager:
         if self.policy.needs_progress:
             done = {job_id: self._done(self._records[job_id]) for job_id in self.scheduler.jobs}
             self.scheduler.handle(Progress(event.seconds, done))
-        for action in self.scheduler.handle(event):
-            self._note(action)
+        changed = [record for action in self.scheduler.handle(event) if (record := self._note(action)) is not None]
+        self._save(*changed)  # together: no two jobs are ever found to have the same device
 
-    def _note(self, action: Action) -> None:
-        """Write down what a job should have; ``tick`` sees to it."""
+    def _note(self, action: Action) -> Record | None:
+        """Take down what a job should have; ``tick`` sees to it."""
         if isinstance(action, WakeAt):
             heapq.heappush(self._wakes, action.seconds)
-        elif isinstance(action, Start | Resize):
-            self._update(self._records[action.job_id], devices=list(action.devices), beside=action.host)
-        elif isinstance(action, Suspend):
-            self._update(self._records[action.job_id], devices=[], beside=None)
+            return None
+        record = self._records[action.job_id]
+        given = action if isinstance(action, Start | Resize) else None
+        record.devices = list(given.devices) if given is not None else []
+        record.beside = given.host if given is not None else None
+        return record
 
     def _look_at(self, record: Record) -> None:
         """See how a job that was launched is doing."""
         watch = self.fleet.watch(record.id)
         state, step, holds = self.fleet.state(record.id), watch.step, self.fleet.holds(record.id)
         if (end := self.fleet.look(record.id)) is not None:
+            self._hear_of_losses(set(end.lost) - set(state.get("preempted", ())))
             self._ended(record, end)
             return
         new = self.fleet.state(record.id)
+        self._hear_of_losses(set(new.get("preempted", ())) - set(state.get("preempted", ())))
         self.version += new != state or watch.step != step
         if self.fleet.holds(record.id) != holds:
             self._tell_chart(record.id, self.fleet.holds(record.id))
@@ -284,6 +314,12 @@ class Manager:
         if nodes is not None and nodes != record.virtual_nodes:
             self._learn(record, virtual_nodes=nodes)
         self._estimate(record, watch)
+
+    def _hear_of_losses(self, devices: Iterable[str]) -> None:
+        """Somebody has told workers to go, as one does who needs their devices."""
+        there = set(self.scheduler.placement.devices) - self.scheduler.placement.lost
+        if gone := tuple(sorted(there.intersection(devices))):
+            self._handle(DevicesLost(self._seconds(), gone))  # not written down: before a reboot, all are told to go
 
     def _ended(self, record: Record, end: End) -> None:
         """The job's coordinator and workers are gone."""
@@ -294,7 +330,7 @@ class Manager:
         if end.how == fleets.CRASHED:  # it goes on from its last checkpoint
             step = self.fleet.watch(record.id).step
             self._update(record, crashes=record.crashes + 1 if step <= record.last_step else 1, last_step=step)
-            text = f"its coordinator ended {record.crashes} times in a row before the job made a step"
+            text = f"{text}\nIt ended {record.crashes} times in a row without getting any further."
         elif end.how == fleets.FAILED:
             self._update(record, failed=record.failed + 1)
         beyond_help = record.failed > record.retries if end.how == fleets.FAILED else record.crashes > MOST_CRASHES
@@ -303,7 +339,7 @@ class Manager:
         elif record.wish == "cancel" or (end.how == fleets.STOPPED and record.wish is None):
             self._over(record, "CANCELLED")
         elif end.how != fleets.STOPPED and beyond_help:
-            record.failure = "\n".join(text.strip().splitlines()[-LAST_LINES:])
+            record.failure = text.strip()
             self._over(record, "FAILED")
         else:
             self._rest(record, "PAUSED" if record.wish == "pause" else "QUEUED")
@@ -321,7 +357,7 @@ class Manager:
 
     def run_seconds(self, record: Record) -> float:
         """How long it has run so far."""
-        return record.run_seconds + (self._clock() - record.launched if record.launched is not None else 0.0)
+        return record.run_seconds + (max(0.0, self._clock() - record.launched) if record.launched is not None else 0.0)
 
     def _launch(self, record: Record) -> None:
         """Start the job on those of its devices that nobody is on any more."""
@@ -329,32 +365,46 @@ class Manager:
         if len(devices) < min(record.least, len(record.devices)):
             return
         if record.virtual_nodes is None:
-            devices = devices[:1]  # on how many it can run is known when it has made its Trainer
+            devices = devices[: record.least]  # on how many it can run is known when it has made its Trainer
         token = self.fleet.prepare(record.id, self._spec(record, devices))
         now = self._seconds()
         if token is None:  # a coordinator that another manager has started has come after all
-            self.fleet.adopt(record.id, tuple(record.devices))
-            self._update(record, state="RUNNING", launched=now)
+            self.fleet.adopt(record.id)
+            self._update(record, state="RUNNING", started=record.started or now, launched=now)
             return
         self._tell_chart(record.id, devices)
         # Written before the start: whoever finds this looks for the launch, and for the lock.
         times = {"started": record.started or now, "launched": now}
         self._update(record, state="RUNNING", token=token, launches=record.launches + 1, **times)
+        if record.id in self._unsaved:  # nothing starts without a trace
+            launch.withdraw(self.fleet.folder(record.id))
+            self.fleet.forget(record.id)
+            self._tell_chart(record.id, ())
+            self._update(record, state="QUEUED", launched=None)
+            return
         directory = record.directory if Path(record.directory).is_dir() else str(self.fleet.folder(record.id).path)
         try:
             self.fleet.start(record.id, token, Surroundings(record.interpreter, directory, record.environment))
-        except OSError as error:
-            self.fleet.folder(record.id).launch.unlink(missing_ok=True)
-            self._ended(record, End(fleets.FAILED, f"{record.interpreter} can't be started: {error.strerror}"))
+        except (OSError, ValueError) as error:
+            launch.withdraw(self.fleet.folder(record.id))
+            self._ended(record, End(fleets.FAILED, f"{record.interpreter} can't be started: {error}"))
 
     def _direct(self, record: Record) -> None:
         """Tell a running job where it should be, or that it should stop."""
         if not record.devices and record.wish is None:
             self._update(record, wish="suspend")
+        devices = self._free_for(record)
+        if record.wish is None and not devices and self._is_in_the_way(record):
+            self._update(record, wish="suspend")  # two jobs that change places would wait for each other
         if record.wish is not None:
             self.fleet.stop(record.id, checkpoint=record.wish != "cancel")
-        elif record.virtual_nodes is not None and (devices := self._free_for(record)):
+        elif record.virtual_nodes is not None and devices:
             self.fleet.move(record.id, devices)
+
+    def _is_in_the_way(self, record: Record) -> bool:
+        """Whether others are to have what it is on."""
+        holds = set(self.fleet.holds(record.id))
+        return any(holds & set(other.devices) for other in self._records.values() if other is not record)
 
     def _free_for(self, record: Record) -> tuple[str, ...]:
         """Those of a job's devices that no other job is on; the ones it is on come first."""
@@ -395,12 +445,16 @@ class Manager:
     def _update(self, record: Record, **facts: Any) -> None:
         for name, value in facts.items():
             setattr(record, name, value)
+        self._save(record)
+
+    def _save(self, *records: Record) -> None:
         self.version += 1
+        ids = {record.id for record in records}
         try:
-            self._ledger.save(record)
-            self._unsaved.discard(record.id)
+            self._ledger.save(*records)
+            self._unsaved -= ids
         except LedgerError:
-            self._unsaved.add(record.id)  # a full disk stops no job; it is tried again
+            self._unsaved |= ids  # a full disk stops no job; it is tried again
 
     def _tell_chart(self, job_id: str, devices: tuple[str, ...]) -> None:
         self.version += 1
@@ -409,6 +463,7 @@ class Manager:
 
     def _withdraw(self, record: Record) -> None:
         """The scheduler no longer counts on a job."""
+        record.devices, record.beside = [], None
         if record.id in self.scheduler.jobs:
             self._handle(JobEnded(self._seconds(), record.id))
 
@@ -427,7 +482,7 @@ class Manager:
             yield device
 
     def _new_id(self) -> str:
-        while (job_id := new_job_id()) in self._records:
+        while (job_id := new_job_id()) in self._records or self.fleet.folder(job_id).path.exists():
             pass
         return job_id
 
@@ -463,6 +518,12 @@ class Manager:
             state["reason"] = record.failure.splitlines()[-1]
         with contextlib.suppress(OSError):  # a full disk
             self.fleet.folder(record.id).write_state(state)
+
+
+def tell(text: str) -> None:
+    """For the manager's log, if the disk has room for that."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _check_disk() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -80,7 +81,7 @@ class Logged:
         file = self._folder / name
         if file.exists() and file.stat().st_size > LARGEST_LOG:
             file.replace(file.with_suffix(".log.1"))
-        with file.open("ab") as log:
+        with contextlib.suppress(OSError), file.open("ab") as log:  # a full disk ends no job
             log.write(data)
 
 

@@ -49,6 +49,11 @@ class Submission:
             )
         if self.expect_seconds is not None and not 0 < self.expect_seconds < 1e9:
             raise ManagerError(f"an expected time of {self.expect_seconds} s: it must be above 0")
+        names = [*self.modules, self.script, self.directory, self.interpreter or "", *self.arguments]
+        if any("\0" in each for each in (*names, *(self.environment or {}), *(self.environment or {}).values())):
+            raise ManagerError("a zero byte can be in no path, argument or variable")
+        if any(not name or "=" in name for name in self.environment or ()):
+            raise ManagerError("the name of an environment variable is empty, or has a = in it")
         if Path(self.script).name not in self.modules:
             raise ManagerError(f"the script {self.script} is not among the modules that came with it")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from virtualflow.core.certificate import EMPTY_CHAIN, extend_chain
 from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes
-from virtualflow.errors import ConfigError, CoordinatorLostError, ReplicaError
+from virtualflow.errors import CheckpointError, ConfigError, CoordinatorLostError, ReplicaError
 from virtualflow.events import (
     STREAM,
     EpochEnded,
@@ -344,7 +345,10 @@ class Trainer:
             self._membership.stop()
         every = self._membership.job.checkpoint_every
         if every and self.is_lead and self.global_step and self.global_step % every == 0:
-            self._keep()
+            try:
+                self._keep()
+            except CheckpointError as error:  # a full disk: the next one may go better, and until then the last counts
+                warnings.warn(f"the job goes on without a checkpoint of this step: {error}", stacklevel=2)
         if self._membership.change_is_due:
             self._peers.change(self._send_state)
         self._tell_of_changes()

@@ -32,9 +32,11 @@ class Wfs(Policy):
         self._split = shares.rounding(options.round)
         self._any_number = options.round == "any"
         self._known: dict[str, Claim] = {}
+        self._forgotten: dict[str, Claim] = {}  # until it is known whether they still hold
 
     def forget(self, job_id: str) -> None:
-        self._known.pop(job_id, None)
+        if (claim := self._known.pop(job_id, None)) is not None:
+            self._forgotten[job_id] = claim
 
     def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
         return (-self.weight(state, snapshot), state.job.arrival_seconds)
@@ -91,7 +93,8 @@ class Wfs(Policy):
         if sum(claim.least for claim in claims) > devices:  # some devices were lost: the last in line wait
             states, claims, suspended = _that_fit(states, claims, devices)
         had = [state.allocation for state in states]
-        held = self._fit(claims, had, devices) if snapshot.idle or suspended else had
+        shares_changed = self._has_new_weights()
+        held = self._fit(claims, had, devices) if snapshot.idle or suspended or shares_changed else had
         for state in () if suspended else snapshot.queue:
             candidate = self._claim(state, snapshot)
             if sum(claim.least for claim in claims) + candidate.least > devices:
@@ -101,6 +104,7 @@ class Wfs(Policy):
                 break
             states.append(state)
             claims.append(candidate)
+            self._known[state.id] = candidate
             had, held = [*had, 0], shared
         if self._any_number:
             shares.protect(claims, had, held)  # over all admissions together
@@ -109,6 +113,11 @@ class Wfs(Policy):
             if count != before:
                 grants[state.id] = Grant.of(count)
         return grants
+
+    def _has_new_weights(self) -> bool:
+        """Whether a running job's owner has changed his mind, so that the others' shares change too."""
+        before, self._forgotten = self._forgotten, {}
+        return any(name in self._known and self._known[name].weight != claim.weight for name, claim in before.items())
 
     def _costs_a_higher_one(
         self, candidate: Claim, claims: Sequence[Claim], held: Sequence[int], shared: Sequence[int]

@@ -1,0 +1,105 @@
+"""Jobs whose owners change their mind, that were there before the scheduler, or that would rather wait."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.cluster.test_scheduler import devices, job, scheduler
+from virtualflow.cluster.job import Job
+from virtualflow.cluster.messages import (
+    DevicesLost,
+    JobArrived,
+    JobChanged,
+    JobEnded,
+    JobsFound,
+    Resize,
+    Start,
+    Suspend,
+)
+from virtualflow.cluster.policies import registry
+from virtualflow.errors import ConfigError
+
+ALL = ["wfs", "sjf", "srtf", "priority", "fifo"]
+
+
+def changed(before: Job, **facts: float) -> Job:
+    return dataclasses.replace(before, virtual_nodes=0, **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_a_running_job_that_asks_for_less_gives_up_the_rest_at_once(policy: str) -> None:
+    brain = scheduler(registry.make(policy))
+    first, second = job("first", 4), job("second", 3, 1.0)
+    brain.handle(JobArrived(0.0, dataclasses.replace(first, least=4)))
+    assert brain.handle(JobArrived(1.0, second)) == []
+    assert brain.handle(JobChanged(2.0, changed(first, demand=1))) == [
+        Resize("first", devices(0), restart=brain.policy.restarts),
+        Start("second", devices(1, 2, 3)),
+    ]
+    assert brain.snapshot().lacking == 0
+
+
+@pytest.mark.parametrize("policy", ["wfs", "sjf", "srtf"])
+def test_a_job_that_asks_for_more_again_gets_what_is_free(policy: str) -> None:
+    brain = scheduler(registry.make(policy))
+    only = job("only", 4)
+    brain.handle(JobArrived(0.0, only))
+    assert brain.handle(JobChanged(1.0, changed(only, demand=2))) == [Resize("only", devices(0, 1))]
+    assert brain.handle(JobChanged(2.0, only)) == [Resize("only", devices(0, 1, 2, 3))]
+
+
+def test_a_new_priority_counts_at_once_for_running_and_for_waiting_jobs() -> None:
+    brain = scheduler(registry.make("wfs"))
+    first, second = job("first", 4), job("second", 4, 1.0)
+    brain.handle(JobArrived(0.0, first))
+    brain.handle(JobArrived(1.0, second))
+    assert brain.handle(JobChanged(2.0, changed(second, priority=3.0))) == [
+        Resize("first", devices(0)),
+        Resize("second", devices(1, 2, 3)),
+    ]
+    # That more is known of a job's length is no reason to move anybody.
+    assert brain.handle(JobChanged(3.0, changed(first, steps=7.0))) == []
+
+    waiting = scheduler(registry.make("priority"), "V100:1")
+    jobs = {name: job(name, 1, float(place)) for place, name in enumerate("abc")}
+    for place, each in enumerate(jobs.values()):
+        waiting.handle(JobArrived(float(place), each))
+    assert waiting.handle(JobChanged(5.0, changed(jobs["c"], priority=2.0))) == []
+    assert waiting.handle(JobEnded(6.0, "a")) == [Start("c", devices(0))]
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_jobs_that_are_found_keep_their_devices_and_others_share_the_rest(policy: str) -> None:
+    brain = scheduler(registry.make(policy))
+    found = JobsFound(5.0, ((job("runs", 2), devices(3, 1)),), (job("waits", 2, 1.0),))
+    assert brain.handle(found) == [Start("waits", devices(0, 2))]
+    assert brain.jobs["runs"].devices == devices(1, 3)
+    assert brain.handle(JobEnded(6.0, "runs")) == []
+    assert brain.snapshot().idle == 2
+
+
+def test_jobs_that_are_found_may_not_share_a_device() -> None:
+    brain = scheduler(registry.make("wfs"))
+    with pytest.raises(ConfigError, match="V100:0 is not free"):
+        brain.handle(JobsFound(0.0, ((job("a"), devices(0)), (job("b"), devices(0)))))
+    with pytest.raises(ConfigError, match="is not there, or has ended"):
+        brain.handle(JobChanged(1.0, job("nobody")))
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_a_job_waits_rather_than_run_on_fewer_than_its_least(policy: str) -> None:
+    brain = scheduler(registry.make(policy))
+    brain.handle(JobArrived(0.0, dataclasses.replace(job("first", 3), least=3)))
+    assert brain.handle(JobArrived(1.0, dataclasses.replace(job("second", 2, 1.0), least=2))) == []
+    actions = brain.handle(JobEnded(2.0, "first"))
+    assert [action.job_id for action in actions if isinstance(action, Start)] == ["second"]
+
+
+def test_a_job_that_loses_more_than_it_can_spare_waits() -> None:
+    brain = scheduler(registry.make("wfs"), "V100:2")
+    brain.handle(JobArrived(0.0, dataclasses.replace(job("only", 2), least=2)))
+    actions = brain.handle(DevicesLost(1.0, devices(0)))
+    assert actions[-1] == Suspend("only")
+    assert brain.snapshot().idle == 1
