@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
@@ -52,6 +52,7 @@ class Submit(_Body):
     expect_seconds: float | None = None
     retries: int = Field(default=0, ge=0, le=1000)
     checkpoint_every: int = Field(default=0, ge=0, le=MOST)
+    emulated: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
 class Priority(_Body):
@@ -118,6 +119,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             expect_seconds=body.expect_seconds,
             retries=body.retries,
             checkpoint_every=body.checkpoint_every,
+            emulated=body.emulated,
         )
         return {"id": source.submit(submission)}
 

@@ -6,9 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from virtualflow.core.emulation import Emulated
 from virtualflow.errors import ManagerError
 from virtualflow.runtime.ledger import Record
 
@@ -31,6 +33,7 @@ class Submission:
     expect_seconds: float | None = None
     retries: int = 0
     checkpoint_every: int = 0
+    emulated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by device type, for this job alone
 
     def check(self, devices: int) -> None:
         """Whether a cluster with so many devices can take it."""
@@ -49,6 +52,11 @@ class Submission:
             )
         if self.expect_seconds is not None and not 0 < self.expect_seconds < 1e9:
             raise ManagerError(f"an expected time of {self.expect_seconds} s: it must be above 0")
+        for name, facts in self.emulated.items():
+            try:
+                Emulated.from_json(facts)
+            except (TypeError, ValueError) as error:
+                raise ManagerError(f"{name} can't be emulated like that: {error}") from error
         if Path(self.script).name not in self.modules:
             raise ManagerError(f"the script {self.script} is not among the modules that came with it")
 
@@ -69,6 +77,7 @@ class Submission:
             expect_seconds=self.expect_seconds,
             retries=self.retries,
             checkpoint_every=self.checkpoint_every,
+            emulated={name: dict(facts) for name, facts in self.emulated.items()},
         )
 
 
