@@ -1,34 +1,30 @@
 """The paper's elastic scheduling experiments for real, and what a manager costs.
 
-Jobs of the two traces really train, under a manager that ``vf cluster up`` has started; devices are emulated by waiting,
+Jobs of the two traces really train, under a manager that ``vf cluster up`` has started. Devices are emulated by waits,
 with the paper's step times and communication. A job makes fewer and longer steps than in the paper, so that waiting
-outweighs what the tiny model needs, and takes 1/30 of its time there as a whole. The simulator plays the same scaled trace, with
-what starting, resizing and stepping cost in a calibration run on this machine just before.
+outweighs what its tiny model needs, and takes 1/30 of its time there on the whole. The simulator plays the same scaled
+trace, with what starting, resizing and stepping cost in a calibration run on this machine just before.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import live, report
+from benchmarks import live, manager_cost, report
 from benchmarks.cluster_job import NODE_SIZE
 from benchmarks.live import DEVICE, Emulation
 from benchmarks.scheduling import LARGE, SMALL, TRACES, calibrated, setting
 from virtualflow.cluster.job import Job
-from virtualflow.cluster.messages import Event, JobArrived, JobChanged, JobEnded
 from virtualflow.cluster.policies import registry
-from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput import Profiled
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.profile import built_in
-from virtualflow.runtime.client import Client
 from virtualflow.sim import charts, costs, importers, metrics, recorded
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.engine import simulate
@@ -60,7 +56,6 @@ FIGURES: dict[str, Callable[[Metrics], float]] = {
 URGENT = "JCT of priority 10"
 WITHIN = 0.10
 QUICK_SCALE = 1 / 60
-QUEUED, CLIENTS = 1000, 50
 
 
 def run(*, quick: bool) -> None:
@@ -77,13 +72,10 @@ def run(*, quick: bool) -> None:
                 results[trace] = experiment(section, home / trace, trace, jobs, devices, measured)
         else:
             print(f"left out: the paper's traces are not in {TRACES.parent}")
-        results["overhead"] = overhead(section, home / "overhead", 2 if quick else 7)
-        results["decision"] = decisions(section)
-        results["requests"] = requests(section, home / "requests", 5 if quick else 20)
+        results["overhead"] = manager_cost.overhead(section, home / "overhead", 2 if quick else 7)
+        results["decision"] = manager_cost.decisions(section)
+        results["requests"] = manager_cost.requests(section, home / "requests", 5 if quick else 20)
     section.save(results)
-
-
-# The paper's traces, for real
 
 
 def emulations(name: str, devices: int, scale: float) -> list[Emulation]:
@@ -134,7 +126,8 @@ def calibrate(home: Path, rounds: int) -> Calibration:
             job_id = client.post("/api/jobs", **emulation.body())["id"]
             asked = []
             for step, devices in ((10, 2), (20, "auto")):
-                _until(lambda step=step: client.get(f"/api/jobs/{job_id}")["step"] >= step)  # type: ignore[misc]
+                while client.get(f"/api/jobs/{job_id}")["step"] < step:
+                    time.sleep(0.05)
                 asked.append(time.time())
                 client.post(f"/api/jobs/{job_id}/resize", devices=devices)
             live.wait(client, [job_id])
@@ -159,11 +152,6 @@ def _pause(trail: live.Trail, at: float) -> float:
     return times[place] - times[place - 1] - (times[place + 2] - times[place + 1])
 
 
-def _until(happened: Callable[[], bool]) -> None:
-    while not happened():
-        time.sleep(0.05)
-
-
 def _show_calibration(section: report.Section, measured: Calibration) -> None:
     rows = [[name.replace("_", " "), f"{getattr(measured, name):.3f} s"] for name in Calibration.__dataclass_fields__]
     section.show("What starting, resizing and stepping cost here, for the simulator", ["", "median"], rows)
@@ -183,15 +171,15 @@ def experiment(
             ids = live.play(client, jobs)
             real[policy] = recorded.run_of(client.get("/api/state"), client.get("/api/history"))
         trails[policy] = [live.trail(home / policy, job_id) for job_id in ids]
-        predicted[policy] = simulate(
-            [each.job for each in jobs], pools, registry.make(policy), speeds, measured.costs
-        )
+        predicted[policy] = simulate([each.job for each in jobs], pools, registry.make(policy), speeds, measured.costs)
         charts.allocation(real[policy], pools, report.figure_path(f"cluster-{len(jobs)}-{policy}"))
         charts.allocation(predicted[policy], pools, report.figure_path(f"cluster-{len(jobs)}-{policy}-simulated"))
     title = f"{name}, {devices} emulated {DEVICE}"
     section.show(f"{title}: measured against simulated (goal: within 10%)", _COLUMNS, _against(real, predicted))
     section.show(
-        f"{title}: wfs against static priority", ["", "measured", "simulated", "the paper"], _gains(name, real, predicted)
+        f"{title}: wfs against static priority",
+        ["", "measured", "simulated", "the paper"],
+        _gains(name, real, predicted),
     )
     equal = [a.digest == b.digest for a, b in zip(*(trails[policy] for policy in POLICIES), strict=True)]
     overran = {policy: sum(each.overran for each in found) for policy, found in trails.items()}
@@ -220,7 +208,9 @@ def _against(real: dict[str, Run], predicted: dict[str, Run]) -> list[list[str]]
         ours, theirs = _figures(real[policy]), _figures(predicted[policy])
         for name, figure in ours.items():
             guess = theirs[name]
-            cells = [f"{figure:.1%}", f"{guess:.1%}"] if name == "utilisation" else [f"{figure:.1f} s", f"{guess:.1f} s"]
+            cells = (
+                [f"{figure:.1%}", f"{guess:.1%}"] if name == "utilisation" else [f"{figure:.1f} s", f"{guess:.1f} s"]
+            )
             # A ratio of two waits of less than a second says nothing.
             comparable = guess > 0 and max(figure, guess) > (0.0 if name == "utilisation" else 1.0)
             verdict = ("met" if abs(figure / guess - 1) <= WITHIN else "MISSED") if comparable else ""
@@ -253,133 +243,3 @@ def _facts(found: Run) -> dict[str, Any]:
         job.job.id: [job.job.arrival_seconds, job.start_seconds, job.end_seconds, job.resizes] for job in found.jobs
     }
     return {"figures": _figures(found), "jobs (arrival, start, end, resizes)": jobs}
-
-
-# What a manager costs
-
-
-def overhead(section: report.Section, home: Path, rounds: int) -> dict[str, Any]:
-    """The same training with ``vf run`` and under a manager, in turn: the median of the time between two steps."""
-    steps, nodes, width = 300, 8, 512
-    alone: list[float] = []
-    managed: list[float] = []
-    for round_ in range(rounds + 1):
-        place = home / str(round_)
-
-        def by_itself(place: Path = place) -> None:
-            live.vf(place / "run", "run", "--devices", 2, live.SCRIPT, steps, nodes, width)
-            alone.append(_step_seconds(place / "run"))
-
-        def under_a_manager(place: Path = place) -> None:
-            with live.manager(place / "manager", "--devices", "2") as client:
-                live.wait(client, [client.post("/api/jobs", **live.body("job", steps, nodes, 2, 1.0, width))["id"]])
-            managed.append(_step_seconds(place / "manager"))
-
-        turns = [by_itself, under_a_manager]
-        for turn in turns if round_ % 2 else reversed(turns):
-            turn()
-    ratio = report.ratio(alone[1:], managed[1:])  # the first round warms up
-    row = [
-        f"{statistics.median(alone[1:]) * 1e3:.1f} ms",
-        f"{statistics.median(managed[1:]) * 1e3:.1f} ms",
-        ratio,
-        ">= 0.98",
-        "met" if ratio.median >= 0.98 else "MISSED",
-    ]
-    section.show(
-        f"A job on 2 devices, {rounds} rounds in turn",
-        ["a step with vf run", "under a manager", "throughput (middle half)", "goal", ""],
-        [row],
-    )
-    return {"alone": alone, "managed": managed, "ratio": ratio}
-
-
-def _step_seconds(home: Path) -> float:
-    (folder,) = (home / "jobs").glob("*")
-    return statistics.median(live.trail(home, folder.name).gaps[10:])
-
-
-def decisions(section: report.Section) -> dict[str, list[float]]:
-    """One event with 1,000 jobs: half of them run, or all but a few wait."""
-    rows, found = [], {}
-    for policy in ("wfs", "priority", "srtf", "las"):
-        for devices in (16, 2000):
-            brain = Scheduler(parse_pools(f"{DEVICE}:{devices}"), registry.make(policy), Profiled())
-            for number in range(QUEUED):
-                brain.handle(JobArrived(float(number), _job(number)))
-            events: list[Event] = []
-            for number in range(50):
-                now = 2000.0 + number
-                events.append(JobArrived(now, _job(QUEUED + number)))
-                events.append(JobChanged(now, replace(_job(QUEUED + number), priority=9.0)))
-                events.append(JobEnded(now, str(number)))
-            seconds = sorted(_timed(brain, event) for event in events)
-            found[f"{policy}, {devices}"] = seconds
-            rows.append([f"{policy}, {devices:,} devices", *_milliseconds(seconds), _verdict(seconds[-1], 0.05)])
-    columns = ["", "median, ms", "99th percentile, ms", "longest, ms", "goal: under 50 ms"]
-    section.show(f"A scheduling decision with {QUEUED:,} jobs", columns, rows)
-    return found
-
-
-def _job(number: int) -> Job:
-    return Job(str(number), float(number), 1 + number % 4, 600.0, priority=1.0 + number % 10)
-
-
-def _timed(brain: Scheduler, event: Event) -> float:
-    begun = time.perf_counter()
-    brain.handle(event)
-    return time.perf_counter() - begun
-
-
-def requests(section: report.Section, home: Path, turns: int) -> dict[str, list[float]]:
-    """A manager with 1,000 queued jobs and no device free answers one client, then 50 at once."""
-    small = live.body("queued", 10, 2, 2, 1.0) | {"modules": {live.SCRIPT.name: "print('never run')\n"}}
-    rows, found = [], {}
-    with live.manager(home, "--devices", "2") as client:
-        for device in ("0", "1"):
-            client.post(f"/api/devices/{device}/drain")
-        for _ in range(QUEUED):
-            client.post("/api/jobs", **small)
-        for clients in (1, CLIENTS):
-            seconds = _together(client, small, clients, turns)
-            for what, values in seconds.items():
-                found[f"{what}, {clients}"] = values
-                rows.append([f"{what}, {clients} client(s)", *_milliseconds(values), f"{len(values)}"])
-    columns = ["", "median, ms", "99th percentile, ms", "longest, ms", "requests"]
-    section.show(f"Answers of a manager with {QUEUED:,} queued jobs", columns, rows)
-    return found
-
-
-def _together(client: Client, job: dict[str, Any], clients: int, turns: int) -> dict[str, list[float]]:
-    """Each client asks for one thing after the other; a tenth of what they do are submits."""
-    asks: dict[str, Callable[[], Any]] = {
-        "list of all jobs": lambda: client.get("/api/jobs"),
-        "one job": lambda: client.get(f"/api/jobs/{known}"),
-        "submit": lambda: client.post("/api/jobs", **job),
-    }
-    known = client.get("/api/jobs")[0]["id"]
-    order = ["list of all jobs", "one job", "one job", "list of all jobs", "submit"]
-    seconds: dict[str, list[float]] = {what: [] for what in asks}
-
-    def ask(first: int) -> None:
-        for turn in range(turns):
-            what = order[(first + turn) % len(order)]
-            begun = time.perf_counter()
-            asks[what]()
-            seconds[what].append(time.perf_counter() - begun)
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return {what: sorted(values) for what, values in seconds.items()}
-
-
-def _milliseconds(ordered: Sequence[float]) -> list[str]:
-    places = (len(ordered) // 2, min(len(ordered) - 1, int(0.99 * len(ordered))), len(ordered) - 1)
-    return [f"{ordered[place] * 1e3:.2f}" for place in places]
-
-
-def _verdict(seconds: float, limit: float) -> str:
-    return "met" if seconds < limit else "MISSED"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ class Emulation:
 
     def body(self) -> dict[str, Any]:
         emulated = Emulated(points=((NODE_SIZE, self.wave_seconds),), communication=self.communication)
-        return body(
-            self.job.id, int(self.job.steps), self.job.virtual_nodes, self.job.demand, self.job.priority
-        ) | {"emulated": {DEVICE: emulated.to_json()}}
+        return body(self.job.id, int(self.job.steps), self.job.virtual_nodes, self.job.demand, self.job.priority) | {
+            "emulated": {DEVICE: emulated.to_json()}
+        }
 
 
 def body(name: str, steps: int, virtual_nodes: int, demand: int, priority: float, width: int = WIDTH) -> dict[str, Any]:
@@ -116,7 +117,7 @@ class Trail:
     def gaps(self) -> list[float]:
         """Between committed steps: all that a step takes."""
         times = [at for at, _ in self.steps]
-        return [after - before for before, after in zip(times, times[1:], strict=False)]
+        return [after - before for before, after in pairwise(times)]
 
 
 def trail(home: Path, job_id: str) -> Trail:

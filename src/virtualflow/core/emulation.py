@@ -19,8 +19,8 @@ class Emulated:
     """How slow a device is to be.
 
     *speed* is a part of this machine's core: 0.25 waits until a wave has taken four times the processor time it needed.
-    *points* are times of virtual nodes by size, whatever they need here; *communication* is what synchronising adds to a
-    step, by the number of devices. *slower* begins at a step of the job.
+    *points* are times of virtual nodes by size, whatever they need here; *communication* is what synchronising adds to
+    a step, by the number of devices. *slower* begins at a step of the job.
     """
 
     speed: float | None = None

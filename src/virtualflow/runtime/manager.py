@@ -463,9 +463,9 @@ class Manager:
 
     def _write_state(self, record: Record) -> None:
         """For ``vf status``, while no coordinator writes it."""
-        counted = self.fleet.folder(record.id).read_state()
-        state = {name: counted[name] for name in ("resizes", "failures", "remaps", "overran_waves") if name in counted}
-        state |= {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
+        state = {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
+        last = self.fleet.folder(record.id).read_state()
+        state |= {name: last[name] for name in ("resizes", "failures", "remaps", "overran_waves") if name in last}
         if record.failure:
             state["reason"] = record.failure.splitlines()[-1]
         with contextlib.suppress(OSError):  # a full disk
