@@ -166,11 +166,18 @@ def experiment(
     real: dict[str, Run] = {}
     predicted: dict[str, Run] = {}
     trails: dict[str, list[live.Trail]] = {}
+    starts: dict[str, float] = {}  # of a job among others, beside the calibration's
     for policy in POLICIES:
         with live.manager(home / policy, "--devices", f"{DEVICE}:{devices}", "--policy", policy) as client:
             ids = live.play(client, jobs)
-            real[policy] = recorded.run_of(client.get("/api/state"), client.get("/api/history"))
+            state = client.get("/api/state")
+            real[policy] = recorded.run_of(state, client.get("/api/history"))
         trails[policy] = [live.trail(home / policy, job_id) for job_id in ids]
+        begun = {job["id"]: job["started"] for job in state["jobs"]}
+        starts[policy] = statistics.median(
+            trail.steps[0][0] - begun[job_id] - statistics.median(trail.gaps[:5])
+            for job_id, trail in zip(ids, trails[policy], strict=True)
+        )
         predicted[policy] = simulate([each.job for each in jobs], pools, registry.make(policy), speeds, measured.costs)
         charts.allocation(real[policy], pools, report.figure_path(f"cluster-{len(jobs)}-{policy}"))
         charts.allocation(predicted[policy], pools, report.figure_path(f"cluster-{len(jobs)}-{policy}-simulated"))
@@ -184,10 +191,10 @@ def experiment(
     equal = [a.digest == b.digest for a, b in zip(*(trails[policy] for policy in POLICIES), strict=True)]
     overran = {policy: sum(each.overran for each in found) for policy, found in trails.items()}
     waves = sum(int(each.job.steps) * each.job.virtual_nodes for each in jobs)
-    told = [[policy, f"{overran[policy]} of {waves}"] for policy in POLICIES]
+    told = [[policy, f"{overran[policy]} of {waves}", f"{starts[policy]:.1f} s"] for policy in POLICIES]
     section.show(
         f"{title}: {sum(equal)} of {len(equal)} digests are equal under both policies",
-        ["", "waves that took longer than emulated"],
+        ["", "waves that took longer than emulated", "a job's start, median"],
         told,
     )
     return {
@@ -195,6 +202,7 @@ def experiment(
         "simulated": {policy: _facts(found) for policy, found in predicted.items()},
         "equal digests": equal,
         "overran": overran,
+        "starts": starts,
         "waves": waves,
     }
 
