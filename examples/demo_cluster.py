@@ -33,7 +33,7 @@ DEVICES = "V100:4"
 # A node of 8 examples takes 0.16 s, as a ResNet-56 on a V100 would, but for the scale: long enough for slow cores.
 EMULATION = ("--emulate", "resnet56", "--time-scale", "8")
 STATIC, ELASTIC = "priority", "wfs"
-POLICIES = {STATIC: "static priorities", ELASTIC: "elastic, by weighted fair shares"}
+POLICIES = {STATIC: "static", ELASTIC: "elastic"}
 PATIENCE_SECONDS = 300.0
 
 console = Console(highlight=False)
@@ -153,7 +153,7 @@ def _doing(job: dict[str, Any]) -> str:
 
 def _table(found: dict[str, Outcome]) -> Table:
     table = Table(title="\nThe same jobs under both", title_style="bold", title_justify="left")
-    for heading in ("", "makespan", "JCT of the highest priority", "utilisation"):
+    for heading in ("", "makespan", "JCT, highest priority", "utilisation"):
         table.add_column(heading, justify="right" if heading else "left")
     figures = {policy: metrics.of(outcome.run) for policy, outcome in found.items()}
     for policy, outcome in found.items():
