@@ -2,8 +2,8 @@
 
 Jobs of the two traces really train, under a manager that ``vf cluster up`` has started. Devices are emulated by waits,
 with the paper's step times and communication. A job makes fewer and longer steps than in the paper, so that waiting
-outweighs what its tiny model needs, and takes 1/30 of its time there on the whole. The simulator plays the same scaled
-trace, with what starting, resizing and stepping cost in a calibration run on this machine just before.
+outweighs what its tiny model needs, and takes 1/20 or 1/30 of its time there on the whole. The simulator plays the same
+scaled trace, with what starting, resizing and stepping cost in a calibration run on this machine just before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from virtualflow.sim.metrics import Metrics
 from virtualflow.sim.result import Run
 from virtualflow.sim.workloads import PAPER_FACTORS
 
-TIME_SCALE = 1 / 30
+# In the 3-job trace the last job comes 77 s after the first has ended under static priority. Where starts take longer
+# than that and the paper's own 86 s, on this scale, it comes before that, and is never stuck behind the second one.
+TIME_SCALE = {SMALL: 1 / 20, LARGE: 1 / 30}
 STEP_SECONDS = 0.5  # of a job on its full demand
 POLICIES = ("wfs", "priority")
 # WFS against static priority: makespan, JCT of the highest priority, median JCT, median queueing; then utilisation.
@@ -55,7 +57,7 @@ FIGURES: dict[str, Callable[[Metrics], float]] = {
 }
 URGENT = "JCT of priority 10"
 WITHIN = 0.10
-QUICK_SCALE = 1 / 60
+QUICK_SCALE = 1 / 30
 
 
 def run(*, quick: bool) -> None:
@@ -68,7 +70,7 @@ def run(*, quick: bool) -> None:
             _show_calibration(section, measured)
             results["calibration"] = measured
             for trace, devices in ((SMALL, 4),) if quick else ((SMALL, 4), (LARGE, 8)):
-                jobs = emulations(trace, devices, QUICK_SCALE if quick else TIME_SCALE)
+                jobs = emulations(trace, devices, QUICK_SCALE if quick else TIME_SCALE[trace])
                 results[trace] = experiment(section, home / trace, trace, jobs, devices, measured)
         else:
             print(f"left out: the paper's traces are not in {TRACES.parent}")
@@ -108,10 +110,9 @@ class Calibration:
     shrink_pause: float
     step_overhead: float  # of a step, beyond what the devices are told to take
 
-    @property
-    def costs(self) -> Costs:
-        """A simulated job ends with its last step, so that what ends a real one is added to its start."""
-        boot = self.start + self.end
+    def costs(self, start: float) -> Costs:
+        """A simulated job ends with its last step, so that what ends a real one is added to its *start*."""
+        boot = start + self.end
         return Costs("here", boot, boot, self.shrink_pause, self.grow, self.grow_pause, boot)
 
 
@@ -165,6 +166,7 @@ def experiment(
     speeds = Profiled([each.workload(measured.step_overhead) for each in jobs], even=True)
     real: dict[str, Run] = {}
     predicted: dict[str, Run] = {}
+    told_starts: dict[str, Run] = {}  # predicted with the starts that the run really had
     trails: dict[str, list[live.Trail]] = {}
     starts: dict[str, float] = {}  # of a job among others, beside the calibration's
     for policy in POLICIES:
@@ -178,11 +180,16 @@ def experiment(
             trail.steps[0][0] - begun[job_id] - statistics.median(trail.gaps[:5])
             for job_id, trail in zip(ids, trails[policy], strict=True)
         )
-        predicted[policy] = simulate([each.job for each in jobs], pools, registry.make(policy), speeds, measured.costs)
+        for found, start in ((predicted, measured.start), (told_starts, starts[policy])):
+            found[policy] = simulate(
+                [each.job for each in jobs], pools, registry.make(policy), speeds, measured.costs(start)
+            )
         charts.allocation(real[policy], pools, report.figure_path(f"cluster-{len(jobs)}-{policy}"))
         charts.allocation(predicted[policy], pools, report.figure_path(f"cluster-{len(jobs)}-{policy}-simulated"))
     title = f"{name}, {devices} emulated {DEVICE}"
-    section.show(f"{title}: measured against simulated (goal: within 10%)", _COLUMNS, _against(real, predicted))
+    section.show(
+        f"{title}: measured against simulated (goal: within 10%)", _COLUMNS, _against(real, predicted, told_starts)
+    )
     section.show(
         f"{title}: wfs against static priority",
         ["", "measured", "simulated", "the paper"],
@@ -200,6 +207,7 @@ def experiment(
     return {
         "measured": {policy: _facts(found) for policy, found in real.items()},
         "simulated": {policy: _facts(found) for policy, found in predicted.items()},
+        "simulated with the run's starts": {policy: _facts(found) for policy, found in told_starts.items()},
         "equal digests": equal,
         "overran": overran,
         "starts": starts,
@@ -207,22 +215,24 @@ def experiment(
     }
 
 
-_COLUMNS = ["", "measured", "simulated", "measured / simulated", ""]
+_COLUMNS = ["", "measured", "simulated", "measured / simulated", "", "told the run's own starts", "measured / that"]
 
 
-def _against(real: dict[str, Run], predicted: dict[str, Run]) -> list[list[str]]:
+def _against(real: dict[str, Run], predicted: dict[str, Run], told_starts: dict[str, Run]) -> list[list[str]]:
     rows = []
     for policy in POLICIES:
-        ours, theirs = _figures(real[policy]), _figures(predicted[policy])
-        for name, figure in ours.items():
-            guess = theirs[name]
-            cells = (
-                [f"{figure:.1%}", f"{guess:.1%}"] if name == "utilisation" else [f"{figure:.1f} s", f"{guess:.1f} s"]
-            )
-            # A ratio of two waits of less than a second says nothing.
-            comparable = guess > 0 and max(figure, guess) > (0.0 if name == "utilisation" else 1.0)
-            verdict = ("met" if abs(figure / guess - 1) <= WITHIN else "MISSED") if comparable else ""
-            rows.append([f"{policy}: {name}", *cells, f"{figure / guess:.3f}" if comparable else "", verdict])
+        for name, figure in _figures(real[policy]).items():
+            share, ratios, texts = name == "utilisation", [], []
+            for found in (predicted, told_starts):
+                guess = _figures(found[policy])[name]
+                texts.append(f"{guess:.1%}" if share else f"{guess:.1f} s")
+                # A ratio of two waits of less than a second says nothing.
+                comparable = guess > 0 and (share or max(figure, guess) > 1.0)
+                ratios.append(figure / guess if comparable else None)
+            told = [f"{ratio:.3f}" if ratio is not None else "" for ratio in ratios]
+            verdict = "" if ratios[0] is None else "met" if abs(ratios[0] - 1) <= WITHIN else "MISSED"
+            first = f"{figure:.1%}" if share else f"{figure:.1f} s"
+            rows.append([f"{policy}: {name}", first, texts[0], told[0], verdict, texts[1], told[1]])
     return rows
 
 
