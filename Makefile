@@ -24,7 +24,7 @@ data:  ## Debian's data sets and browser for some examples and tests; they skip 
 	@command -v chromium > /dev/null || $(call debian,chromium)
 debian = (command -v apt-get > /dev/null && test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq $(1) > /dev/null) || echo "left out: $(1)"
 
-demo: setup  ## train on 1 device, then on 3, and compare (under 3 minutes)
+demo: setup  ## train on 1 device and on 3, then share 4 among 3 jobs (under 4 minutes)
 	$(BIN)/python examples/demo.py
 
 lint: setup

@@ -16,6 +16,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "elastic": ("benchmarks.elastic", {}),
     "mixed": ("benchmarks.mixed", {}),
     "scheduling": ("benchmarks.scheduling", {}),
+    "cluster": ("benchmarks.cluster", {}),
     "gavel": ("benchmarks.gavel", {}),
     "paper": ("benchmarks.paper", {}),
 }

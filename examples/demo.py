@@ -1,7 +1,8 @@
 """`make demo`: the same training on 1 and on 3 devices, with VirtualFlow and without.
 
 With it, both runs end with the same bits. Without it, a device trains on what it can hold, so the batch follows the
-number of devices, and so does the result. Writes the loss curves to out/demo.png. About two minutes on two cores.
+number of devices, and so does the result. Writes the loss curves to out/demo.png. Ends with a cluster: three jobs on
+four emulated devices, under two schedulers (demo_cluster.py). About three minutes on two cores.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from demo_cluster import share
 from demo_plot import draw
 from virtualflow.events import EpochEnded, Evaluated, StepDone, read_events
 
@@ -67,6 +69,8 @@ def main() -> None:
     picture = given.out / "demo.png"
     draw([*ours, *plain], picture)
     console.print(f"\nThe loss curves are in {picture}")
+    if given.cluster:
+        share(given.out)
 
 
 def train_with_virtual_nodes(devices: int, given: argparse.Namespace) -> Run:
@@ -139,6 +143,7 @@ def table(runs: list[Run]) -> Table:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train on 1 and on 3 devices, with VirtualFlow and without.")
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--cluster", action=argparse.BooleanOptionalAction, default=True, help="the last part")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where files go (default: %(default)s)")
     given = parser.parse_args()
     if given.epochs < 1:

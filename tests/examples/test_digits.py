@@ -8,7 +8,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_the_demo_on_one_and_three_devices_and_a_plain_run_give_the_same_bits(python, digest, tmp_path):
-    demo = python("demo.py", "--epochs", 1, "--out", tmp_path / "out", COLUMNS="80")
+    demo = python("demo.py", "--no-cluster", "--epochs", 1, "--out", tmp_path / "out", COLUMNS="80")
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert "equal: 6 steps, bit by bit" in demo.stdout  # said by `vf verify`
     one, three = (line.split("│")[-2].strip() for line in demo.stdout.splitlines() if line.startswith("│ VirtualFlow"))

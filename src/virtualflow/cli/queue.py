@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
+from virtualflow.cli.options import Emulate, TimeScale
+from virtualflow.core import emulation, profile
 from virtualflow.errors import ConfigError
 from virtualflow.runtime.client import Client
 from virtualflow.runtime.folder import ENDED, snapshot_of
@@ -41,6 +43,8 @@ def submit(
     ] = None,
     retries: Annotated[int, typer.Option(help="How often to try again if the script fails.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between automatic checkpoints; 0 for none.")] = 0,
+    emulate: Emulate = None,
+    time_scale: TimeScale = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended, with its exit code.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -61,6 +65,7 @@ def submit(
         "expect_seconds": _seconds(expect) if expect is not None else None,
         "retries": retries,
         "checkpoint_every": checkpoint_every,
+        "emulated": _emulated(emulate, time_scale or 1.0) if emulate is not None else {},
     }
     job_id = client.post("/api/jobs", **body)["id"]
     print(json.dumps({"id": job_id}) if as_json else f"job {job_id}", flush=True)
@@ -151,6 +156,13 @@ def devices(
         job = "(taken out)" if each["lost"] else each["job"] or "(idle)"
         table.add_row(each["name"], each["type"], str(each["machine"]), job)
     Console().print(table)
+
+
+def _emulated(workload: str, scale: float) -> dict[str, dict[str, Any]]:
+    """All device types that the workload has profiles of."""
+    known = profile.built_in(workload)
+    found = {name: emulation.of_type(name, {}, known, scale) for name in known.profiles}
+    return {name: each.to_json() for name, each in found.items() if each is not None}
 
 
 def _wait(client: Client, job_id: str) -> int:

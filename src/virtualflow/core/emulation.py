@@ -10,7 +10,7 @@ from typing import Any
 
 from virtualflow.core import profile as profiles
 from virtualflow.core.devices import CPU, type_of
-from virtualflow.core.profile import Point, Profile, Workload
+from virtualflow.core.profile import Communication, Point, Profile, Workload
 from virtualflow.errors import ConfigError
 
 
@@ -19,12 +19,14 @@ class Emulated:
     """How slow a device is to be.
 
     *speed* is a part of this machine's core: 0.25 waits until a wave has taken four times the processor time it needed.
-    *points* are times of virtual nodes by size, whatever they need here. *slower* begins at a step of the job.
+    *points* are times of virtual nodes by size, whatever they need here; *communication* is what synchronising adds to
+    a step, by the number of devices. *slower* begins at a step of the job.
     """
 
     speed: float | None = None
     points: tuple[tuple[int, float], ...] = ()
     update_seconds: float = 0.0
+    communication: tuple[tuple[int, float], ...] = ()
     slower_from: int | None = None
     slower: float = 1.0
 
@@ -36,12 +38,18 @@ class Emulated:
             seconds = needed_seconds / (self.speed or 1.0)
         return seconds * (self.slower if self.slower_from is not None and step >= self.slower_from else 1.0)
 
+    def step_seconds(self, devices: int) -> float:
+        """How long a step must have taken beyond its waves, on so many devices."""
+        return self.update_seconds + Communication(self.communication).seconds(devices, 1)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Emulated:
-        return cls(**{**fields, "points": tuple((int(size), float(seconds)) for size, seconds in fields["points"])})
+        lines = {name: fields.get(name, ()) for name in ("points", "communication")}
+        pairs = {name: tuple((int(count), float(seconds)) for count, seconds in line) for name, line in lines.items()}
+        return cls(**{**fields, **pairs})
 
 
 def of_type(device_type: str, file: Mapping[str, Any], workload: Workload | None, scale: float) -> Emulated | None:

@@ -53,6 +53,7 @@ class Submit(_Body):
     expect_seconds: float | None = None
     retries: int = Field(default=0, ge=0, le=1000)
     checkpoint_every: int = Field(default=0, ge=0, le=MOST)
+    emulated: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
 class Priority(_Body):
@@ -125,6 +126,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             expect_seconds=body.expect_seconds,
             retries=body.retries,
             checkpoint_every=body.checkpoint_every,
+            emulated=body.emulated,
         )
         return {"id": source.submit(submission)}
 

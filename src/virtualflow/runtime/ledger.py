@@ -42,6 +42,7 @@ class Record:
     expect_seconds: float | None = None  # on the full demand
     retries: int = 0
     checkpoint_every: int = 0
+    emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device type, for this job alone
     cap: int | None = None  # devices, at most, until `resize JOB auto`
     state: str = "QUEUED"
     wish: str | None = None  # why it is being stopped: pause, cancel, suspend, down

@@ -40,7 +40,7 @@ from virtualflow.cluster.messages import (
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput import Profiled
-from virtualflow.core.devices import Pool
+from virtualflow.core.devices import Pool, type_of
 from virtualflow.core.membership import home, new_job_id
 from virtualflow.errors import LedgerError, ManagerError, UnknownJobError, VirtualFlowError
 from virtualflow.runtime import fleet as fleets
@@ -500,10 +500,16 @@ class Manager:
             devices=devices,
             patience_seconds=self.cluster.patience_seconds,
             checkpoint_every=record.checkpoint_every,
-            emulated={name: dict(facts) for name, facts in self.cluster.emulated.items()},
+            emulated=self._emulated(record),
             rebalance=len(self.cluster.pools) > 1,
             managed=True,
         )
+
+    def _emulated(self, record: Record) -> dict[str, dict[str, Any]]:
+        """By device, as the cluster has it or as this job wants it."""
+        names = self.scheduler.placement.devices
+        own = {name: record.emulated[type_of(name)] for name in names if type_of(name) in record.emulated}
+        return {**{name: dict(facts) for name, facts in self.cluster.emulated.items()}, **own}
 
     def _write_folder(self, folder: JobFolder, record: Record, modules: Mapping[str, str]) -> None:
         folder.path.mkdir(parents=True)
@@ -514,6 +520,8 @@ class Manager:
     def _write_state(self, record: Record) -> None:
         """For ``vf status``, while no coordinator writes it."""
         state = {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
+        last = self.fleet.folder(record.id).read_state()
+        state |= {name: last[name] for name in ("resizes", "failures", "remaps", "overran_waves") if name in last}
         if record.failure:
             state["reason"] = record.failure.splitlines()[-1]
         with contextlib.suppress(OSError):  # a full disk

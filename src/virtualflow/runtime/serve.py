@@ -42,7 +42,8 @@ def run_job(
             interrupts.on_notice = coordinator.notice
             outcome = coordinator.run()
             if outcome.failure is not None:
-                folder.failure.write_text(outcome.failure.text)
+                quiet = f"the script ended with exit code {outcome.code}; its output says why\n"
+                folder.failure.write_text(outcome.failure.text or quiet)
             return outcome
     except Interrupted as interruption:
         return Outcome(128 + interruption.signal_number)

@@ -6,9 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from virtualflow.core.emulation import Emulated
 from virtualflow.errors import ManagerError
 from virtualflow.runtime.ledger import Record
 
@@ -31,6 +33,7 @@ class Submission:
     expect_seconds: float | None = None
     retries: int = 0
     checkpoint_every: int = 0
+    emulated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by device type, for this job alone
 
     def check(self, devices: int) -> None:
         """Whether a cluster with so many devices can take it."""
@@ -54,6 +57,11 @@ class Submission:
             raise ManagerError("a zero byte can be in no path, argument or variable")
         if any(not name or "=" in name for name in self.environment or ()):
             raise ManagerError("the name of an environment variable is empty, or has a = in it")
+        for name, facts in self.emulated.items():
+            try:
+                Emulated.from_json(facts)
+            except (TypeError, ValueError) as error:
+                raise ManagerError(f"{name} can't be emulated like that: {error}") from error
         if Path(self.script).name not in self.modules:
             raise ManagerError(f"the script {self.script} is not among the modules that came with it")
 
@@ -74,6 +82,7 @@ class Submission:
             expect_seconds=self.expect_seconds,
             retries=self.retries,
             checkpoint_every=self.checkpoint_every,
+            emulated={name: dict(facts) for name, facts in self.emulated.items()},
         )
 
 

@@ -37,9 +37,9 @@ class Pace:
             self._wait(self._emulated.wave_seconds(node_size, needed, step))
         self.wave_seconds += time.perf_counter() - self._begun - self._excused
 
-    def end_update(self) -> None:
-        if self._emulated is not None and self._emulated.update_seconds:
-            self._wait(self._emulated.update_seconds)
+    def end_update(self, devices: int) -> None:
+        if self._emulated is not None and (seconds := self._emulated.step_seconds(devices)):
+            self._wait(seconds)
 
     def _wait(self, seconds: float) -> None:
         left = self._begun + self._excused + seconds - time.perf_counter()

@@ -198,7 +198,7 @@ class StepRunner:
         faults.reach("optimizer")
         self._pace.begin()
         norm = self._update(norm)
-        self._pace.end_update()
+        self._pace.end_update(len(self._peers.membership.devices))
         faults.reach("after the commit")
         reseed(derive(seed, "after", attempt.global_step))
         ids = tuple(node.ids for node in scalars.nodes.values())
