@@ -18,6 +18,7 @@ import pytest
 
 from tests.hosts import hosts
 from tests.runtime.driven import TRAIN, Driven, after_a_loss, to
+from tests.runtime.managed import Service
 from tests.runtime.test_joiners import assert_same
 from virtualflow.cli.jobs import describe
 from virtualflow.cluster.messages import DevicesJoined, DevicesLost
@@ -25,12 +26,13 @@ from virtualflow.core.certificate import Certificate, compare
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, read_events
 from virtualflow.runtime.coordinator import Coordinator
-from virtualflow.runtime.folder import JobFolder
+from virtualflow.runtime.folder import JobFolder, snapshot_of
 from virtualflow.runtime.local import LocalBackend
 from virtualflow.runtime.machines import Names
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]  # Ray warns, and is slow to start
 VF = [sys.executable, "-m", "virtualflow.cli.main"]
+QUEUED = Path(__file__).parent.parent / "cli" / "job.py"
 JOB = Path(__file__).parent.parent / "chaos" / "job.py"
 SCRIPT = TRAIN + "print(trainer.digest())\n"
 SMALL: dict[str, Any] = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
@@ -63,6 +65,33 @@ def on_ray(cluster: Any) -> Iterator[Any]:
 
     with RayBackend(address=cluster.address) as backend:
         yield backend
+
+
+def test_a_manager_shares_out_a_ray_cluster(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    (tmp_path / "slow").touch()
+    service = Service(tmp_path / "home", "--backend", "ray", "--device-type", "cpu")
+    monkeypatch.setenv("VF_HOME", str(service.home))
+    try:
+        service.up()
+        types = [device["type"] for device in service.client.get("/api/devices")]
+        assert sorted(types) == ["big", "big", "cpu", "cpu", "cpu"]
+        body = {"script": str(QUEUED), "modules": snapshot_of(QUEUED), "arguments": [str(tmp_path)], "demand": 3}
+        job = service.client.post("/api/jobs", **body, virtual_nodes=4)["id"]
+        until(lambda: len(service.client.get(f"/api/jobs/{job}")["devices"]) == 3, 120)
+        machine = cluster.add_node(num_cpus=1, **SMALL)
+        until(lambda: len(service.client.get("/api/devices")) == 6, 30)
+        cluster.remove_node(machine, allow_graceful=False)
+        until(lambda: sum(device["lost"] for device in service.client.get("/api/devices")) == 1, 60)
+        (tmp_path / "slow").unlink()
+        until(lambda: service.client.get(f"/api/jobs/{job}")["state"] == "DONE", 120)
+        printed = service.client.get(f"/api/jobs/{job}/logs")["text"].split()
+    finally:
+        service.close()
+    local = subprocess.run(
+        [*VF, "run", str(QUEUED), str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert printed[-1] == local.stdout.split()[-1]
 
 
 def workers(coordinator: Coordinator) -> list[dict[str, Any]]:

@@ -10,24 +10,38 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from virtualflow.cli.dashboard import link_to, needed
-from virtualflow.cli.options import DeviceFile, Emulate, TimeScale, devices_of
+from virtualflow.cli.options import (
+    DeviceFile,
+    Devices,
+    DeviceType,
+    Emulate,
+    TimeScale,
+    device_type_of,
+    devices_in,
+    pools_of,
+)
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options, Policy
+from virtualflow.core.devices import Pool
 from virtualflow.errors import ConfigError, LaunchError, ManagerError
 from virtualflow.runtime import door
 from virtualflow.runtime.client import Client, folder
 from virtualflow.runtime.ledger import Ledger
+from virtualflow.runtime.machines import Names
 from virtualflow.runtime.manager import Cluster, Manager, tell
 from virtualflow.runtime.reception import listen as bound
 
 TICK_SECONDS = 0.1
+RAY_SECONDS = 1.0  # between two looks at a Ray cluster's machines
 UP_SECONDS = 60.0
 DOWN_SECONDS = 300.0
 LOG = "manager.log"
@@ -40,7 +54,8 @@ def up(
     devices: Annotated[
         str | None,
         typer.Option(
-            help="What there is to share out, such as 4, cpu:4, or V100:2,P100:4+4. This machine's by default.",
+            help="What there is to share out, such as 4, cpu:4, or V100:2,P100:4+4. This machine's cores by default; "
+            "with --backend ray, what that cluster has.",
             metavar="LIST",
         ),
     ] = None,
@@ -54,6 +69,7 @@ def up(
     time_scale: TimeScale = None,
     round: Annotated[str, typer.Option(help="wfs: any number of devices, or pow2.")] = "any",
     backfill: Annotated[bool, typer.Option("--backfill", help="priority, fifo: let small jobs pass.")] = False,
+    device_type: DeviceType = "auto",
     patience: Annotated[float, typer.Option(help="Seconds after which a silent worker is late.", min=1.0)] = 30.0,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here, as a service manager expects.")] = False,
 ) -> None:
@@ -63,13 +79,16 @@ def up(
     """
     made = registry.make(policy, Options(round=round, backfill=backfill))
     host, port = door.parse_address(listen)
-    if backend != "local":
-        raise ConfigError(f"--backend {backend}: expected local")
-    there = devices_of(devices or str(os.cpu_count() or 1), device_file, emulate, time_scale)
-    told = Cluster(there.pools, there.emulated, backend, patience)
+    if backend not in ("local", "ray"):
+        raise ConfigError(f"--backend {backend}: expected local or ray")
+    if backend == "ray" and devices is not None:
+        raise ConfigError("--devices: with --backend ray, the Ray cluster says what there is")
     folder().mkdir(parents=True, exist_ok=True, mode=0o700)
     if foreground:
-        _serve(told, made, host, port)
+        emulation = Emulation(device_file, emulate, time_scale)
+        with _on_ray(emulation) if backend == "ray" else _here(devices, emulation) as (there, look):
+            told = replace(there, patience_seconds=patience, device_type=device_type_of(device_type))
+            _serve(told, made, host, port, look)
         return
     with _only_manager():
         pass  # a clear word now rather than in a log
@@ -124,7 +143,53 @@ def _only_manager() -> Iterator[None]:
         yield
 
 
-def _serve(told: Cluster, policy: Policy, host: str, port: int) -> None:
+Look = Callable[[Manager], None]  # for machines that have come or gone
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """How devices stand for others, as options say it."""
+
+    file: Path | None
+    workload: str | None
+    time_scale: float | None
+
+    def of(self, pools: Sequence[Pool]) -> Devices:
+        return devices_in(pools, self.file, self.workload, self.time_scale)
+
+
+@contextmanager
+def _here(devices: str | None, emulation: Emulation) -> Iterator[tuple[Cluster, Look]]:
+    """This machine's devices."""
+    there = emulation.of(pools_of(devices or str(os.cpu_count() or 1)))
+    yield Cluster(there.pools, there.emulated), lambda _: None
+
+
+@contextmanager
+def _on_ray(emulation: Emulation) -> Iterator[tuple[Cluster, Look]]:
+    """A Ray cluster's devices, whose machines come and go."""
+    from virtualflow.runtime import ray  # says so if it is not installed
+
+    names, looked = Names(), time.monotonic()
+
+    def machines() -> dict[str, str]:
+        return {name: machine.id for name, machine in names.devices.items()}
+
+    def look(manager: Manager) -> None:
+        nonlocal looked
+        if time.monotonic() > looked + RAY_SECONDS:
+            looked = time.monotonic()
+            if news := names.see(ray.machines(), time.time()):
+                manager.hear(news, machines())
+
+    with ray.connected():
+        names.see(ray.machines(), time.time())
+        there = emulation.of(names.pools)
+        known = {name: value for name, value in os.environ.items() if name.startswith("RAY_A")}  # address, token
+        yield Cluster(there.pools, there.emulated, "ray", machines=machines(), environment=known), look
+
+
+def _serve(told: Cluster, policy: Policy, host: str, port: int, look: Look) -> None:
     with needed():
         from virtualflow.dashboard.serving import serving
         from virtualflow.dashboard.views import ClusterSource
@@ -139,15 +204,16 @@ def _serve(told: Cluster, policy: Policy, host: str, port: int) -> None:
             partial.write_text(f"http://{host}:{listening.getsockname()[1]}\n")
             partial.replace(folder() / "address")  # whoever finds it can read it
             try:
-                _manage(manager, over)
+                _manage(manager, over, look)
             finally:
                 (folder() / "address").unlink(missing_ok=True)
 
 
-def _manage(manager: Manager, over: threading.Event) -> None:
+def _manage(manager: Manager, over: threading.Event, look: Look) -> None:
     """The manager's own loop, until it is told to end; what goes wrong in one turn is told, and tried again."""
     while not over.wait(TICK_SECONDS) and not manager.has_stopped:
         try:
+            look(manager)
             manager.tick()
         except Exception:
             tell(traceback.format_exc())

@@ -32,6 +32,7 @@ Listen = Annotated[
 TokenFile = Annotated[
     Path | None, typer.Option(help="The file with the secret that they must show; made if missing.", metavar="FILE")
 ]
+DeviceType = Annotated[str, typer.Option(help="What workers compute on: auto, cpu or cuda.", metavar="TYPE")]
 Profiles = Annotated[Path | None, typer.Option(help="A folder with profiles.", metavar="DIR")]
 
 
@@ -73,8 +74,18 @@ class Devices:
 
 def devices_of(text: str, file: Path | None, emulate: str | None, scale: float | None) -> Devices:
     """``--devices``, with what ``--device-file`` and ``--emulate`` say of their types."""
-    pools = [Pool(CPU, (len(device_names(text)),))] if text.isdigit() else parse_pools(text)
-    return devices_in(pools, file, emulate, scale)
+    return devices_in(pools_of(text), file, emulate, scale)
+
+
+def device_type_of(text: str) -> str:
+    if text not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device-type {text}: expected auto, cpu or cuda")
+    return text
+
+
+def pools_of(text: str) -> Sequence[Pool]:
+    """``--devices``: a number, or types."""
+    return [Pool(CPU, (len(device_names(text)),))] if text.isdigit() else parse_pools(text)
 
 
 def devices_in(pools: Sequence[Pool], file: Path | None, emulate: str | None, scale: float | None) -> Devices:

@@ -18,11 +18,13 @@ from virtualflow.cli.dashboard import of_one_job
 from virtualflow.cli.options import (
     DeviceFile,
     Devices,
+    DeviceType,
     Emulate,
     Listen,
     Profiles,
     TimeScale,
     TokenFile,
+    device_type_of,
     devices_in,
     devices_of,
     numbers,
@@ -112,7 +114,7 @@ def run(
         str | None, typer.Option(help="A device's index for each virtual node, such as 0,1,1,0.", metavar="LIST")
     ] = None,
     threads_per_device: Annotated[int, typer.Option(help="Threads of a CPU device. Part of the job.", min=1)] = 1,
-    device_type: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device_type: DeviceType = "auto",
     patience: Annotated[
         float, typer.Option(help="Seconds that workers wait for a late one before they go on without it.", min=1)
     ] = 30.0,
@@ -153,7 +155,7 @@ def run(
             script=str(_existing(script)),
             arguments=tuple(arguments or ()),
             threads_per_device=threads_per_device,
-            device_type=_device_type(device_type),
+            device_type=device_type_of(device_type),
             audit=audit,
             node_sizes=planned.node_sizes if planned else None,
             **{field: value for fields in ways.values() for field, value in fields.items()},
@@ -258,10 +260,4 @@ def _backend(text: str) -> str:
         raise LaunchError(f"--backend {text}: expected local or ray")
     if text == "ray":
         from virtualflow.runtime import ray  # noqa: F401  (says so at once if it is not installed)
-    return text
-
-
-def _device_type(text: str) -> str:
-    if text not in ("auto", "cpu", "cuda"):
-        raise LaunchError(f"--device-type {text}: expected auto, cpu or cuda")
     return text

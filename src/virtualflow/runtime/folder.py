@@ -48,6 +48,7 @@ class JobSpec:
     workload: dict[str, Any] | None = None  # the profiles by which virtual nodes are mapped
     rebalance: bool = False
     profiling: dict[str, Any] | None = None
+    pinned: dict[str, str] = field(default_factory=dict)  # by device: the machine that it is on, if that is decided
     managed: bool = False  # a manager says how many devices it has
     backend: str = "local"  # or "ray"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from virtualflow.cluster.messages import DevicesJoined, DevicesLost
@@ -132,7 +132,8 @@ class Names:
         now = {machine.id: machine for machine in machines}
         lost = [name for key in self._alive if key not in now for name in self._named[key]]
         new = [machine for key, machine in now.items() if key not in self._alive]
-        joined = [name for machine in new for name in self._names(machine)]
+        self._name(machine for machine in new if machine.id not in self._named)
+        joined = [name for machine in new for name in self._named[machine.id]]
         self._alive = now
         news: list[DevicesLost | DevicesJoined] = []
         if lost:
@@ -141,13 +142,18 @@ class Names:
             news.append(DevicesJoined(seconds, tuple(joined)))
         return news
 
-    def _names(self, machine: Machine) -> tuple[str, ...]:
-        if machine.id not in self._named:
-            named = []
-            for device_type, count in machine.devices.items():
-                first = self._taken[device_type]
-                self._taken[device_type] += count
-                numbers = range(first, first + count)
-                named += [str(n) if device_type == CPU else f"{device_type}:{n}" for n in numbers]
-            self._named[machine.id] = tuple(named)
-        return self._named[machine.id]
+    def _name(self, machines: Iterable[Machine]) -> None:
+        """By type, the machine with the most of them first: as the devices of pools are named."""
+        unnamed = list(machines)
+        named: dict[str, list[str]] = {machine.id: [] for machine in unnamed}
+        for device_type in dict.fromkeys(name for machine in unnamed for name in machine.devices):
+            for machine in sorted(unnamed, key=_fewest_last(device_type)):
+                for _ in range(machine.devices.get(device_type, 0)):
+                    number = self._taken[device_type]
+                    self._taken[device_type] += 1
+                    named[machine.id].append(str(number) if device_type == CPU else f"{device_type}:{number}")
+        self._named |= {key: tuple(names) for key, names in named.items()}
+
+
+def _fewest_last(device_type: str) -> Callable[[Machine], int]:
+    return lambda machine: -machine.devices.get(device_type, 0)

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,9 @@ class Cluster:
     emulated: Mapping[str, Mapping[str, Any]]  # by device: those that stand for others
     backend: str = "local"
     patience_seconds: float = 30.0
-
-    @property
-    def devices(self) -> int:
-        return sum(pool.count for pool in self.pools)
+    device_type: str = "auto"  # "cpu": cores, whatever the devices are called
+    machines: Mapping[str, str] = field(default_factory=dict)  # by device: its machine's id, if there are several
+    environment: Mapping[str, str] = field(default_factory=dict)  # what coordinators need to find them
 
 
 class Manager:
@@ -85,6 +84,7 @@ class Manager:
         self.version = 0  # of what there is to see
         self.scheduler = Scheduler(cluster.pools, policy, Profiled())
         self.fleet = Fleet()
+        self.machines = dict(cluster.machines)
         self.lock = threading.RLock()
         self._clock = clock
         self._now = 0.0
@@ -99,7 +99,7 @@ class Manager:
 
     def submit(self, submission: Submission) -> str:
         """Take a job in; once this returns, it is never lost."""
-        submission.check(self.cluster.devices)
+        submission.check(self.devices)
         with self.lock:
             _check_disk()
             record = submission.record(self._new_id(), self._seconds())
@@ -123,8 +123,8 @@ class Manager:
 
     def cap(self, job_id: str, devices: int | None) -> None:
         """Let a job have at most so many devices; None lifts that."""
-        if devices is not None and not 1 <= devices <= self.cluster.devices:
-            raise ManagerError(f"a job can have 1 to {self.cluster.devices} device(s) here, not {devices}")
+        if devices is not None and not 1 <= devices <= self.devices:
+            raise ManagerError(f"a job can have 1 to {self.devices} device(s) here, not {devices}")
         with self.lock:
             self._learn(self._unfinished(job_id), cap=devices)
 
@@ -160,6 +160,18 @@ class Manager:
                 self._update(record, wish="cancel")
             else:
                 self._over(record, "CANCELLED")
+
+    @property
+    def devices(self) -> int:
+        """All that the cluster has, or has had."""
+        return len(self.scheduler.placement.devices)
+
+    def hear(self, news: Iterable[DevicesLost | DevicesJoined], machines: Mapping[str, str]) -> None:
+        """Machines have come or gone; *machines* has the devices that are there now."""
+        with self.lock:
+            self.machines.update(machines)
+            for event in news:
+                self._handle(replace(event, seconds=self._seconds()))
 
     def lose(self, devices: Iterable[str]) -> None:
         """These devices are gone, or are wanted for something else: jobs go on with the others they have."""
@@ -383,8 +395,9 @@ class Manager:
             self._update(record, state="QUEUED", launched=None)
             return
         directory = record.directory if Path(record.directory).is_dir() else str(self.fleet.folder(record.id).path)
+        environment = {**record.environment, **self.cluster.environment}
         try:
-            self.fleet.start(record.id, token, Surroundings(record.interpreter, directory, record.environment))
+            self.fleet.start(record.id, token, Surroundings(record.interpreter, directory, environment))
         except (OSError, ValueError) as error:
             launch.withdraw(self.fleet.folder(record.id))
             self._ended(record, End(fleets.FAILED, f"{record.interpreter} can't be started: {error}"))
@@ -487,7 +500,7 @@ class Manager:
         return job_id
 
     def _job(self, record: Record) -> Job:
-        demand = min(record.wants, self.cluster.devices)
+        demand = min(record.wants, self.devices)
         length = record.expect_seconds or UNKNOWN_SECONDS
         least = min(record.least, demand)
         return Job(record.id, record.submitted, demand, length, priority=record.priority, least=least)
@@ -499,8 +512,11 @@ class Manager:
             arguments=tuple(record.arguments),
             devices=devices,
             patience_seconds=self.cluster.patience_seconds,
+            device_type=self.cluster.device_type,
             checkpoint_every=record.checkpoint_every,
             emulated=self._emulated(record),
+            backend=self.cluster.backend,
+            pinned=self.machines,
             rebalance=len(self.cluster.pools) > 1,
             managed=True,
         )

@@ -58,7 +58,10 @@ def _backend_of(job: JobSpec, lock: int) -> AbstractContextManager[Backend]:
     from virtualflow.runtime.ray import RayBackend  # says so if Ray is not installed
 
     return RayBackend(
-        threads_per_device=job.threads_per_device, device_type=job.device_type, emulated=job.emulated.keys()
+        threads_per_device=job.threads_per_device,
+        device_type=job.device_type,
+        emulated=job.emulated.keys(),
+        pinned=job.pinned,
     )
 
 
