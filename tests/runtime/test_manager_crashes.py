@@ -17,7 +17,7 @@ import pytest
 from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
 from virtualflow.errors import LedgerError, ManagerError
-from virtualflow.runtime import launch
+from virtualflow.runtime import control, launch
 from virtualflow.runtime.fleet import Fleet, Surroundings
 from virtualflow.runtime.folder import JobFolder
 from virtualflow.runtime.ledger import Ledger
@@ -188,6 +188,24 @@ def test_devices_that_are_gone_when_the_next_manager_comes_are_nobodys(world: Wo
         smaller.tick()
         assert len(smaller.record(first).devices) == 1
         assert (smaller.record(first).wish, len(starts.made)) == (None, 1)
+
+
+def test_a_coordinator_that_hangs_is_not_waited_for_at_every_turn(
+    world: World, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virtualflow.runtime.fleet.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("virtualflow.runtime.fleet.ASK_AGAIN_SECONDS", 1000.0)
+    manager = world.manager()
+    job_id = manager.submit(job(virtual_nodes=1))
+    manager.tick()
+    with launched(manager, starts), control.listen(manager.fleet.folder(job_id)) as hanging:
+        manager.pause(job_id)
+        for _ in range(5):
+            manager.tick()
+        hanging.accept()[0].close()  # asked once
+        with pytest.raises(BlockingIOError):
+            hanging.accept()
+        assert manager.state_of(manager.record(job_id)) == "STARTING"
 
 
 def test_a_stop_for_an_end_that_never_came_is_no_cancellation(world: World, starts: Starts) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import Mapping
 from virtualflow.core.roster import Action, Finish, GiveUp, Kill, Publish, Release, Roster, Start
-from virtualflow.errors import LaunchError, MappingError
+from virtualflow.errors import CheckpointError, LaunchError, MappingError
 from virtualflow.runtime import balancing
 from virtualflow.runtime.backend import Backend, Place
 from virtualflow.runtime.balancing import Balancing
@@ -278,13 +278,17 @@ class Coordinator:
             "overran_waves": self.balancing.overran,
             "asked": self._asked_to_stop,
             "preempted": sorted(self._preempted),
-            "lost": failure is not None and failure.kind in ("lost", "late"),
+            "lost": failure is not None and self._is_no_fault_of_the_script(failure),
         }
 
     def _shown(self, worker: Worker, nodes: list[int]) -> dict[str, Any]:
         guest = Place(worker.guest_of, worker.process)
         place = guest if worker.guest_of else self._backend.place_of(worker.process)
         return {"device": worker.device, "machine": place.machine, "pid": place.pid, "virtual_nodes": nodes}
+
+    def _is_no_fault_of_the_script(self, failure: Failure) -> bool:
+        """Whether the job may go on where its last checkpoint is: workers were killed, or a disk is full."""
+        return failure.kind in ("lost", "late") or (self._stopping and failure.kind == CheckpointError.__name__)
 
     def _say(self, text: str) -> None:
         """Tell whoever started the job."""
