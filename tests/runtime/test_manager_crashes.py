@@ -32,6 +32,7 @@ class Starts:
 
     def __init__(self) -> None:
         self.made: list[tuple[str, str]] = []  # job and token
+        self.processes: list[subprocess.Popen[bytes]] = []
 
     def __call__(self, fleet: Fleet, job_id: str, token: str, where: Surroundings) -> None:
         self.made.append((job_id, token))
@@ -40,13 +41,10 @@ class Starts:
         fleet._jobs[job_id].process = process
         self.processes.append(process)
 
-    processes: list[subprocess.Popen[bytes]] = []  # noqa: RUF012
-
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     starts = Starts()
-    starts.processes = []
     monkeypatch.setattr(Fleet, "start", lambda *arguments: starts(*arguments))
     yield starts
     for process in starts.processes:
