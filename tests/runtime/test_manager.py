@@ -110,28 +110,6 @@ def test_a_job_waits_for_its_minimum_is_paused_resumed_and_cancelled(service: Se
     assert first.assert_done(calm)["launches"] == 2
 
 
-def test_a_pause_that_is_taken_back_at_once_and_devices_that_are_not_anybodys_any_more(
-    service: Service, calm: str
-) -> None:
-    first = service.submit(demand=4, virtual_nodes=4, slow=True)
-    first.until_on(4)
-    first.ask("pause")
-    first.ask("resume")
-    first.until(lambda view: view["launches"] == 2)
-    first.until_on(4)
-    first.ask("pause")
-    first.until(lambda view: view["state"] == "PAUSED")
-    second = service.submit(demand=4, min=4, virtual_nodes=4, slow=True)
-    second.until_on(4)
-    first.ask("resume")  # the devices that it once had are another's
-    assert "need not give way" in first.view()["reason"]
-    second.let_go()
-    second.assert_done(calm)
-    first.until_on(4)
-    first.let_go()
-    first.assert_done(calm)
-
-
 def test_scripts_that_fail_leave_their_last_words_and_are_tried_again(service: Service, tmp_path: Path) -> None:
     fails = script(
         tmp_path, "import sys\nprint('x', file=sys.stderr)\ndef f():\n    raise ValueError('no good')\nf()\n"

@@ -188,6 +188,29 @@ def test_devices_that_are_gone_when_the_next_manager_comes_are_nobodys(world: Wo
         assert (smaller.record(first).wish, len(starts.made)) == (None, 1)
 
 
+def test_a_pause_can_be_taken_back_and_who_paused_has_no_claim_to_what_he_had(world: World, starts: Starts) -> None:
+    manager = world.manager()
+    first = manager.submit(job(demand=4, virtual_nodes=4))
+    manager.tick()
+    with launched(manager, starts):
+        manager.pause(first)
+        assert manager.record(first).devices == []
+        manager.resume(first)  # it is about to stop, and goes on then
+        assert manager.record(first).wish == "suspend"
+        assert len(manager.record(first).devices) == 4
+        manager.pause(first)
+        told = {"state": "CANCELLED", "workers": [], "generation": 0, "asked": True}
+        manager.fleet.folder(first).write_state(told)
+    again = world.manager()
+    again.tick()
+    assert again.record(first).state == "PAUSED"
+    second = again.submit(job(demand=4, least=4, virtual_nodes=4))
+    again.resume(first)
+    again.tick()
+    assert (again.record(first).state, again.record(first).devices) == ("QUEUED", [])
+    assert [job_id for job_id, _ in starts.made] == [first, second]
+
+
 def test_a_coordinator_that_hangs_is_not_waited_for_at_every_turn(
     world: World, starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
