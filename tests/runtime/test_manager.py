@@ -125,7 +125,8 @@ def test_scripts_that_fail_leave_their_last_words_and_are_tried_again(service: S
     assert early.until_over()["state"] == "DONE"
     assert early.said == "nothing to do\n"
     view = stubborn.until_over()
-    assert (view["state"], view["reason"]) == ("FAILED", "I give up")
+    assert (view["state"], stubborn.said) == ("FAILED", "I give up\n")
+    assert view["reason"] == "the script ended with exit code 1; its output says why"
     view = missing.until_over()
     assert view["state"] == "FAILED"
     assert "/no/such/python can't be started: " in view["reason"]
