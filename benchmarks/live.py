@@ -78,7 +78,8 @@ def vf(home: Path, *arguments: object) -> None:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "virtualflow.cli.main", *map(str, arguments)]
     environment = {**os.environ, "VF_HOME": str(home), "PYTHONPATH": paths}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    # In a session of its own, as a manager's jobs are: the kernel shares processors out among sessions.
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, start_new_session=True)
     if done.returncode:
         raise RuntimeError(f"vf {' '.join(map(str, arguments))}:\n{done.stdout}{done.stderr}")
 
