@@ -28,8 +28,9 @@ from virtualflow.dashboard.serving import serving
 from virtualflow.dashboard.views import ClusterSource
 from virtualflow.errors import ManagerError
 from virtualflow.runtime.client import Client
+from virtualflow.runtime.description import Cluster
 from virtualflow.runtime.ledger import Ledger
-from virtualflow.runtime.manager import Cluster, Manager
+from virtualflow.runtime.manager import Manager
 from virtualflow.runtime.reception import listen
 
 TOKEN = "correct horse battery staple"

@@ -10,8 +10,9 @@ from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.emulation import Emulated
 from virtualflow.errors import ManagerError
+from virtualflow.runtime.description import Cluster
 from virtualflow.runtime.ledger import Ledger
-from virtualflow.runtime.manager import Cluster, Manager
+from virtualflow.runtime.manager import Manager
 from virtualflow.runtime.submission import Submission
 from virtualflow.train.pace import Pace
 

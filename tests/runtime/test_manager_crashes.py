@@ -17,11 +17,12 @@ import pytest
 from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
 from virtualflow.errors import LedgerError, ManagerError
-from virtualflow.runtime import control, launch
+from virtualflow.runtime import control, description, launch
+from virtualflow.runtime.description import Cluster
 from virtualflow.runtime.fleet import Fleet, Surroundings
 from virtualflow.runtime.folder import JobFolder
 from virtualflow.runtime.ledger import Ledger
-from virtualflow.runtime.manager import Cluster, Manager
+from virtualflow.runtime.manager import Manager
 from virtualflow.runtime.submission import Submission
 
 SCRIPT = {"job.py": "print('hello')\n"}
@@ -287,7 +288,7 @@ def test_a_folder_whose_submit_was_never_answered_is_removed_and_others_are_not(
     manager = world.manager()
     kept = manager.submit(job())
     stray = JobFolder(vf_home / "jobs" / "stray")
-    manager._write_folder(stray, manager.record(kept), SCRIPT)
+    description.write_folder(stray, manager.record(kept), manager._spec(manager.record(kept), ()), SCRIPT)
     other = JobFolder(vf_home / "jobs" / "other")
     other.path.mkdir()
     (other.path / "job.json").write_text('{"of": "another version"}')

@@ -35,9 +35,10 @@ from virtualflow.core.devices import Pool
 from virtualflow.errors import ConfigError, LaunchError, ManagerError
 from virtualflow.runtime import door
 from virtualflow.runtime.client import Client, folder
+from virtualflow.runtime.description import Cluster
 from virtualflow.runtime.ledger import Ledger
 from virtualflow.runtime.machines import Names
-from virtualflow.runtime.manager import Cluster, Manager, tell
+from virtualflow.runtime.manager import Manager, tell
 from virtualflow.runtime.reception import listen as bound
 
 TICK_SECONDS = 0.1

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,36 +40,22 @@ from virtualflow.cluster.messages import (
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput import Profiled
-from virtualflow.core.devices import Pool, type_of
 from virtualflow.core.membership import home, new_job_id
 from virtualflow.errors import LedgerError, ManagerError, UnknownJobError, VirtualFlowError
+from virtualflow.runtime import description, launch
 from virtualflow.runtime import fleet as fleets
-from virtualflow.runtime import launch
+from virtualflow.runtime.description import UNKNOWN_SECONDS, Cluster
 from virtualflow.runtime.fleet import End, Fleet, Surroundings
-from virtualflow.runtime.folder import JobFolder, JobSpec, all_jobs, write_modules
+from virtualflow.runtime.folder import JobSpec, all_jobs
 from virtualflow.runtime.ledger import Ledger, Record
 from virtualflow.runtime.submission import Submission, check_priority
 from virtualflow.runtime.watch import Watch
 
-UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
 MOST_CRASHES = 5  # of a job's coordinator, in a row, without a step between them
 ESTIMATE_SECONDS = 5.0  # between two looks at how long a job will take
 SCALE = 1.1  # an estimate that changes by less is not worth a decision
 LEAST_FREE_BYTES = 32 << 20  # on disk, for a submit
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """What a manager is told at its start."""
-
-    pools: tuple[Pool, ...]
-    emulated: Mapping[str, Mapping[str, Any]]  # by device: those that stand for others
-    backend: str = "local"
-    patience_seconds: float = 30.0
-    device_type: str = "auto"  # "cpu": cores, whatever the devices are called
-    machines: Mapping[str, str] = field(default_factory=dict)  # by device: its machine's id, if there are several
-    environment: Mapping[str, str] = field(default_factory=dict)  # what coordinators need to find them
 
 
 class Manager:
@@ -105,7 +91,7 @@ class Manager:
             record = submission.record(self._new_id(), self._seconds())
             folder = self.fleet.folder(record.id)
             try:
-                self._write_folder(folder, record, submission.modules)
+                description.write_folder(folder, record, self._spec(record, ()), submission.modules)
                 self._ledger.save(record)
             except (OSError, ValueError, VirtualFlowError) as error:
                 shutil.rmtree(folder.path, ignore_errors=True)
@@ -359,12 +345,12 @@ class Manager:
     def _rest(self, record: Record, state: str) -> None:
         """It does not run, and is not over. The scheduler knows why, or still counts on it."""
         self._update(record, state=state, wish=None, run_seconds=self.run_seconds(record), launched=None)
-        self._write_state(record)
+        description.write_state(self.fleet.folder(record.id), record)
 
     def _over(self, record: Record, state: str) -> None:
         facts: dict[str, Any] = {"run_seconds": self.run_seconds(record), "launched": None, "wish": None}
         self._update(record, state=state, ended=self._seconds(), devices=[], **facts)
-        self._write_state(record)
+        description.write_state(self.fleet.folder(record.id), record)
         self._withdraw(record)
 
     def run_seconds(self, record: Record) -> float:
@@ -494,54 +480,18 @@ class Manager:
                 raise ManagerError(f"there is no device {device!r}. `vf devices` lists them.")
             yield device
 
+    def _job(self, record: Record) -> Job:
+        return description.for_scheduler(record, self.devices)
+
+    def _spec(self, record: Record, devices: tuple[str, ...]) -> JobSpec:
+        return description.for_coordinator(
+            record, devices, self.cluster, self.scheduler.placement.devices, self.machines
+        )
+
     def _new_id(self) -> str:
         while (job_id := new_job_id()) in self._records or self.fleet.folder(job_id).path.exists():
             pass
         return job_id
-
-    def _job(self, record: Record) -> Job:
-        demand = min(record.wants, self.devices)
-        length = record.expect_seconds or UNKNOWN_SECONDS
-        least = min(record.least, demand)
-        return Job(record.id, record.submitted, demand, length, priority=record.priority, least=least)
-
-    def _spec(self, record: Record, devices: tuple[str, ...]) -> JobSpec:
-        return JobSpec(
-            job_id=record.id,
-            script=record.script,
-            arguments=tuple(record.arguments),
-            devices=devices,
-            patience_seconds=self.cluster.patience_seconds,
-            device_type=self.cluster.device_type,
-            checkpoint_every=record.checkpoint_every,
-            emulated=self._emulated(record),
-            backend=self.cluster.backend,
-            pinned=self.machines,
-            rebalance=len(self.cluster.pools) > 1,
-            managed=True,
-        )
-
-    def _emulated(self, record: Record) -> dict[str, dict[str, Any]]:
-        """By device, as the cluster has it or as this job wants it."""
-        names = self.scheduler.placement.devices
-        own = {name: record.emulated[type_of(name)] for name in names if type_of(name) in record.emulated}
-        return {**{name: dict(facts) for name, facts in self.cluster.emulated.items()}, **own}
-
-    def _write_folder(self, folder: JobFolder, record: Record, modules: Mapping[str, str]) -> None:
-        folder.path.mkdir(parents=True)
-        folder.change(self._spec(record, ()))
-        write_modules(folder.snapshot, dict(modules))
-        self._write_state(record)
-
-    def _write_state(self, record: Record) -> None:
-        """For ``vf status``, while no coordinator writes it."""
-        state = {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
-        last = self.fleet.folder(record.id).read_state()
-        state |= {name: last[name] for name in ("resizes", "failures", "remaps", "overran_waves") if name in last}
-        if record.failure:
-            state["reason"] = record.failure.splitlines()[-1]
-        with contextlib.suppress(OSError):  # a full disk
-            self.fleet.folder(record.id).write_state(state)
 
 
 def tell(text: str) -> None:

@@ -1,0 +1,78 @@
+"""A submitted job as others need it: the scheduler, its coordinator, and whoever looks into its folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from virtualflow.cluster.job import Job
+from virtualflow.core.devices import Pool, type_of
+from virtualflow.runtime.folder import JobFolder, JobSpec, write_modules
+from virtualflow.runtime.ledger import Record
+
+UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
+COUNTS = ("resizes", "failures", "remaps", "overran_waves")  # which a job keeps when its coordinator has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a manager is told at its start."""
+
+    pools: tuple[Pool, ...]
+    emulated: Mapping[str, Mapping[str, Any]]  # by device: those that stand for others
+    backend: str = "local"
+    patience_seconds: float = 30.0
+    device_type: str = "auto"  # "cpu": cores, whatever the devices are called
+    machines: Mapping[str, str] = field(default_factory=dict)  # by device: its machine's id, if there are several
+    environment: Mapping[str, str] = field(default_factory=dict)  # what coordinators need to find them
+
+
+def for_scheduler(record: Record, devices: int) -> Job:
+    """In a cluster of so many devices."""
+    demand = min(record.wants, devices)
+    length = record.expect_seconds or UNKNOWN_SECONDS
+    least = min(record.least, demand)
+    return Job(record.id, record.submitted, demand, length, priority=record.priority, least=least)
+
+
+def for_coordinator(
+    record: Record, devices: tuple[str, ...], cluster: Cluster, names: Iterable[str], machines: Mapping[str, str]
+) -> JobSpec:
+    """To be run on *devices* at first. *names* are all those of the cluster, *machines* where they are."""
+    emulated = {name: dict(facts) for name, facts in cluster.emulated.items()}
+    emulated |= {name: record.emulated[type_of(name)] for name in names if type_of(name) in record.emulated}
+    return JobSpec(
+        job_id=record.id,
+        script=record.script,
+        arguments=tuple(record.arguments),
+        devices=devices,
+        patience_seconds=cluster.patience_seconds,
+        device_type=cluster.device_type,
+        checkpoint_every=record.checkpoint_every,
+        emulated=emulated,
+        backend=cluster.backend,
+        pinned=dict(machines),
+        rebalance=len(cluster.pools) > 1,
+        managed=True,
+    )
+
+
+def write_folder(folder: JobFolder, record: Record, spec: JobSpec, modules: Mapping[str, str]) -> None:
+    """Make the folder of a job that waits."""
+    folder.path.mkdir(parents=True)
+    folder.change(spec)
+    write_modules(folder.snapshot, dict(modules))
+    write_state(folder, record)
+
+
+def write_state(folder: JobFolder, record: Record) -> None:
+    """For ``vf status``, while no coordinator writes it."""
+    state = {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
+    last = folder.read_state()
+    state |= {name: last[name] for name in COUNTS if name in last}
+    if record.failure:
+        state["reason"] = record.failure.splitlines()[-1]
+    with contextlib.suppress(OSError):  # a full disk
+        folder.write_state(state)
