@@ -21,6 +21,7 @@ setup: .venv/ready  ## install everything into .venv
 data:  ## Debian's data sets and browser for some examples and tests; they skip without them
 	@command -v bible > /dev/null || $(call debian,bible-kjv)
 	@test -d /usr/share/datasets/fashion-mnist || $(call debian,dataset-fashion-mnist)
+	@command -v ip > /dev/null || $(call debian,iproute2)
 	@command -v chromium > /dev/null || $(call debian,chromium)
 debian = (command -v apt-get > /dev/null && test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq $(1) > /dev/null) || echo "left out: $(1)"
 
