@@ -215,7 +215,7 @@ def experiment(
     }
 
 
-_COLUMNS = ["", "measured", "simulated", "measured / simulated", "", "told the run's own starts", "measured / that"]
+_COLUMNS = ["", "measured", "simulated", "ratio", "", "told the run's starts", "ratio"]
 
 
 def _against(real: dict[str, Run], predicted: dict[str, Run], told_starts: dict[str, Run]) -> list[list[str]]:
