@@ -41,7 +41,7 @@ from virtualflow.runtime.machines import Names
 from virtualflow.runtime.manager import Manager, tell
 from virtualflow.runtime.reception import listen as bound
 
-TICK_SECONDS = 0.1
+TICK_SECONDS = 0.2
 RAY_SECONDS = 1.0  # between two looks at a Ray cluster's machines
 UP_SECONDS = 60.0
 DOWN_SECONDS = 300.0

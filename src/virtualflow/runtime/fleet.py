@@ -56,6 +56,7 @@ class _Running:
     told: tuple[str, ...] | None  # where it was last told to be
     state: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None  # its coordinator, if this manager has started it
+    written: tuple[int, int] | None = None  # the state that was read last
     ask_after: float = 0.0
     stopped: bool | None = None  # whether it was told to stop with a checkpoint, or without
 
@@ -125,7 +126,8 @@ class Fleet:
         folder, job = self.folder(job_id), self._jobs[job_id]
         pending = folder.launch.exists()  # asked before the lock, under which a launch is taken: one of both is seen
         if folder.is_locked():
-            job.state = folder.read_state()
+            if (written := folder.state_written()) != job.written:  # most looks find nothing new, and cost little
+                job.state, job.written = folder.read_state(), written
             self.watch(job_id).read()
             if devices := tuple(worker["device"] for worker in job.state["workers"]):
                 job.holds = devices

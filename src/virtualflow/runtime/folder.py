@@ -123,6 +123,14 @@ class JobFolder:
             state["reason"] = told.strip().splitlines()[-1]
         return state
 
+    def state_written(self) -> tuple[int, int] | None:
+        """Changes whenever a state is written."""
+        try:
+            status = (self.path / "state.json").stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
     def latest_checkpoint(self) -> Path | None:
         """The newest automatic checkpoint."""
         return max(self.checkpoints.glob("step-*.pt"), default=None)
