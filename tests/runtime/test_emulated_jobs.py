@@ -46,7 +46,7 @@ def test_a_job_has_its_own_emulation_and_others_the_clusters(manager: Manager) -
 def test_an_emulation_that_is_none_is_refused(manager: Manager, facts: dict[str, object]) -> None:
     with pytest.raises(ManagerError, match="V100 can't be emulated like that"):
         manager.submit(submission(emulated={"V100": facts}))
-    assert not manager.records()
+    assert not manager.books.all()
 
 
 def test_communication_is_waited_for_by_the_number_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:

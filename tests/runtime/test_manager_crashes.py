@@ -99,7 +99,7 @@ def test_a_launch_that_was_written_and_not_made_is_made_by_the_next_manager(worl
     first = world.manager()
     job_id = first.submit(job())
     first.tick()
-    assert first.record(job_id).state == "RUNNING"
+    assert first.books[job_id].state == "RUNNING"
     (old,) = starts.made  # it starts, and its manager dies
     second = world.manager()
     second.tick()
@@ -110,7 +110,7 @@ def test_a_launch_that_was_written_and_not_made_is_made_by_the_next_manager(worl
     with folder.locked():  # the first coordinator comes after all: the job is another's
         assert launch.take(folder, old[1]) == (False, None)
         assert launch.take(folder, new[1]) == (True, None)
-    assert second.record(job_id).crashes == 0
+    assert second.books[job_id].crashes == 0
 
 
 def test_a_coordinator_that_comes_while_the_next_manager_looks_is_taken_over(world: World, starts: Starts) -> None:
@@ -121,14 +121,14 @@ def test_a_coordinator_that_comes_while_the_next_manager_looks_is_taken_over(wor
     with folder.locked():
         assert launch.take(folder, starts.made[0][1])[0]
         second.tick()
-        assert second.record(job_id).state == "RUNNING"
+        assert second.books[job_id].state == "RUNNING"
         assert len(starts.made) == 1
         folder.write_state({"state": "DONE", "workers": [], "generation": 0})
     second.tick()
-    assert second.record(job_id).state == "DONE"
+    assert second.books[job_id].state == "DONE"
     third = world.manager()
     third.tick()
-    assert (third.record(job_id).state, len(starts.made)) == ("DONE", 1)
+    assert (third.books[job_id].state, len(starts.made)) == ("DONE", 1)
 
 
 def test_a_coordinator_that_takes_its_launch_between_two_looks_is_not_waited_for(
@@ -150,7 +150,7 @@ def test_a_coordinator_that_takes_its_launch_between_two_looks_is_not_waited_for
 
     monkeypatch.setattr(JobFolder, "is_locked", comes_now)
     manager.tick()  # would hang if it believed that the coordinator has ended
-    assert manager.record(job_id).state == "RUNNING"
+    assert manager.books[job_id].state == "RUNNING"
     locks[0].__exit__(None, None, None)
 
 
@@ -164,11 +164,11 @@ def test_no_two_jobs_are_found_with_the_same_device_wherever_a_manager_dies(worl
     devices = [device for record in saved for device in record["devices"]]
     assert len(devices) == len(set(devices)) == 4
     # And if a full disk had left such records, the first one keeps its devices.
-    for record in manager.records():
+    for record in manager.books.all():
         record.state, record.devices = "RUNNING", ["cpu:0", "cpu:1"] if ":" in devices[0] else ["0", "1"]
-        manager._ledger.save(record)
+        manager.books.update(record)
     again = world.manager()
-    given = [device for job_id in ids for device in again.record(job_id).devices]
+    given = [device for job_id in ids for device in again.books[job_id].devices]
     assert len(given) == len(set(given))
 
 
@@ -176,17 +176,17 @@ def test_devices_that_are_gone_when_the_next_manager_comes_are_nobodys(world: Wo
     manager = world.manager()
     first = manager.submit(job(demand=4, virtual_nodes=4))
     manager.tick()
-    taken = manager.record(first).devices[0]
+    taken = manager.books[first].devices[0]
     with launched(manager, starts):
         manager.lose([taken])
-        assert taken not in manager.record(first).devices
+        assert taken not in manager.books[first].devices
         again = world.manager()
-        assert again.record(first).devices == manager.record(first).devices
+        assert again.books[first].devices == manager.books[first].devices
         assert again.scheduler.placement.lost == {taken}
         smaller = world.manager(devices="2")
         smaller.tick()
-        assert len(smaller.record(first).devices) == 1
-        assert (smaller.record(first).wish, len(starts.made)) == (None, 1)
+        assert len(smaller.books[first].devices) == 1
+        assert (smaller.books[first].wish, len(starts.made)) == (None, 1)
 
 
 def test_a_pause_can_be_taken_back_and_who_paused_has_no_claim_to_what_he_had(world: World, starts: Starts) -> None:
@@ -195,20 +195,20 @@ def test_a_pause_can_be_taken_back_and_who_paused_has_no_claim_to_what_he_had(wo
     manager.tick()
     with launched(manager, starts):
         manager.pause(first)
-        assert manager.record(first).devices == []
+        assert manager.books[first].devices == []
         manager.resume(first)  # it is about to stop, and goes on then
-        assert manager.record(first).wish == "suspend"
-        assert len(manager.record(first).devices) == 4
+        assert manager.books[first].wish == "suspend"
+        assert len(manager.books[first].devices) == 4
         manager.pause(first)
         told = {"state": "CANCELLED", "workers": [], "generation": 0, "asked": True}
         manager.fleet.folder(first).write_state(told)
     again = world.manager()
     again.tick()
-    assert again.record(first).state == "PAUSED"
+    assert again.books[first].state == "PAUSED"
     second = again.submit(job(demand=4, least=4, virtual_nodes=4))
     again.resume(first)
     again.tick()
-    assert (again.record(first).state, again.record(first).devices) == ("QUEUED", [])
+    assert (again.books[first].state, again.books[first].devices) == ("QUEUED", [])
     assert [job_id for job_id, _ in starts.made] == [first, second]
 
 
@@ -227,7 +227,7 @@ def test_a_coordinator_that_hangs_is_not_waited_for_at_every_turn(
         hanging.accept()[0].close()  # asked once
         with pytest.raises(BlockingIOError):
             hanging.accept()
-        assert manager.state_of(manager.record(job_id)) == "STARTING"
+        assert manager.state_of(manager.books[job_id]) == "STARTING"
 
 
 def test_a_stop_for_an_end_that_never_came_is_no_cancellation(world: World, starts: Starts) -> None:
@@ -238,12 +238,12 @@ def test_a_stop_for_an_end_that_never_came_is_no_cancellation(world: World, star
     with folder.locked():
         launch.take(folder, starts.made[0][1])
         manager.stop_jobs()
-        assert manager.record(job_id).wish == "down"
+        assert manager.books[job_id].wish == "down"
         folder.write_state({"state": "CANCELLED", "workers": [], "generation": 0, "asked": True})
     again = world.manager()  # the first one was killed before it saw the job end
     again.tick()
-    assert again.record(job_id).state == "RUNNING"
-    assert again.record(job_id).launches == 2
+    assert again.books[job_id].state == "RUNNING"
+    assert again.books[job_id].launches == 2
 
 
 def test_without_a_place_for_the_intent_nothing_starts(
@@ -262,7 +262,7 @@ def test_without_a_place_for_the_intent_nothing_starts(
     assert len(list((world.records.parent / "jobs").iterdir())) == 1
     manager.tick()
     assert len(starts.made) == 1
-    assert world.manager().record(job_id).state == "RUNNING"
+    assert world.manager().books[job_id].state == "RUNNING"
 
 
 def test_a_full_disk_is_noticed_before_it_hurts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ def test_a_folder_whose_submit_was_never_answered_is_removed_and_others_are_not(
     manager = world.manager()
     kept = manager.submit(job())
     stray = JobFolder(vf_home / "jobs" / "stray")
-    description.write_folder(stray, manager.record(kept), manager._spec(manager.record(kept), ()), SCRIPT)
+    description.write_folder(stray, manager.books[kept], manager._spec(manager.books[kept], ()), SCRIPT)
     other = JobFolder(vf_home / "jobs" / "other")
     other.path.mkdir()
     (other.path / "job.json").write_text('{"of": "another version"}')
@@ -306,8 +306,8 @@ def test_time_never_runs_backwards_whatever_is_done_to_the_clock(world: World, s
     now[0] = 10.0
     second = manager.submit(job())
     manager.tick()
-    assert manager.run_seconds(manager.record(first)) == 0.0
-    assert manager.record(second).state == "RUNNING"
+    assert manager.run_seconds(manager.books[first]) == 0.0
+    assert manager.books[second].state == "RUNNING"
     again = world.manager(clock=lambda: now[0])  # after a restart, too
     again.tick()
     again.cancel(first)
@@ -323,7 +323,7 @@ def test_every_policy_runs_on_the_wall_clock(world: World, starts: Starts, polic
         manager.tick()
     manager.set_priority(ids[0], 4.0)
     manager.cap(ids[1], 1)
-    running = [record.id for record in manager.running()]
+    running = [record.id for record in manager.books.running()]
     assert len(running) >= 2
     again = world.manager(policy=policy, clock=lambda: now[0])
     now[0] += 400.0
@@ -337,7 +337,7 @@ def test_two_jobs_that_are_to_change_places_do_not_wait_for_each_other(world: Wo
     manager = world.manager(devices="V100:1,P100:1")
     ids = [manager.submit(job(virtual_nodes=1)) for _ in range(2)]
     manager.tick()
-    first, second = (manager.record(each) for each in ids)
+    first, second = (manager.books[each] for each in ids)
     with manager.fleet.folder(first.id).locked(), manager.fleet.folder(second.id).locked():
         for record, (_, token) in zip((first, second), starts.made, strict=True):
             launch.take(manager.fleet.folder(record.id), token)
@@ -367,5 +367,5 @@ def test_what_a_manager_does_not_take(world: World) -> None:
             manager.submit(Submission("job.py", modules))
     with pytest.raises(ManagerError, match="not among the modules"):
         manager.submit(Submission("job.py", {}))
-    assert manager.records() == []
+    assert manager.books.all() == []
     assert list((world.records.parent / "jobs").glob("*")) == []

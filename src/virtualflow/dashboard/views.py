@@ -56,7 +56,7 @@ class ClusterSource:
 
     @property
     def version(self) -> int:
-        return self.manager.version
+        return self.manager.books.version
 
     def lose(self, device: str) -> None:
         self.manager.lose([device])
@@ -65,18 +65,18 @@ class ClusterSource:
         self.manager.give_back([device])
 
     def folder(self, job_id: str) -> JobFolder:
-        return self.manager.fleet.folder(self.manager.record(job_id).id)
+        return self.manager.fleet.folder(self.manager.books[job_id].id)
 
     def watch(self, job_id: str) -> Watch:
         with self.manager.lock:
-            return self.manager.fleet.watch(self.manager.record(job_id).id)
+            return self.manager.fleet.watch(self.manager.books[job_id].id)
 
     def state(self) -> View:
         manager = self.manager
         with manager.lock:
             now = time.time()
             places = {state.id: place for place, state in enumerate(manager.scheduler.snapshot().queue)}
-            records = manager.records()
+            records = manager.books.all()
             ended = [record.id for record in records if record.is_over]
             hidden = set(ended[:-MOST_ENDED])
             cluster = {
@@ -92,14 +92,15 @@ class ClusterSource:
 
     def history(self) -> View:
         manager = self.manager
-        segments = [segment | {"types": _types(segment["devices"])} for segment in manager.segments()]
-        names = {record.id: record.name for record in manager.records()}
+        with manager.lock:
+            segments = [segment | {"types": _types(segment["devices"])} for segment in manager.books.segments()]
+            names = {record.id: record.name for record in manager.books.all()}
         return {"segments": [segment | {"name": names.get(segment["job"], segment["job"])} for segment in segments]}
 
     def job(self, job_id: str) -> View:
         manager = self.manager
         with manager.lock:
-            record = manager.record(job_id)
+            record = manager.books[job_id]
             places = {state.id: place for place, state in enumerate(manager.scheduler.snapshot().queue)}
             watch = manager.fleet.watch(job_id)
             view = self._job(record, time.time(), places.get(job_id))
@@ -146,7 +147,9 @@ class ClusterSource:
 
     def _devices(self) -> list[View]:
         manager = self.manager
-        by_device = {device: record.id for record in manager.running() for device in manager.fleet.holds(record.id)}
+        by_device = {
+            device: record.id for record in manager.books.running() for device in manager.fleet.holds(record.id)
+        }
         placement = manager.scheduler.placement
         return [
             {
@@ -315,7 +318,7 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
     if record.devices:
         others = sorted(
             other.name
-            for other in manager.running()
+            for other in manager.books.running()
             if other.id != record.id and set(manager.fleet.holds(other.id)) & set(record.devices)
         )
         return f"starts when {', '.join(others)} has left its devices" if others else "starts now"

@@ -41,9 +41,10 @@ from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput import Profiled
 from virtualflow.core.membership import home, new_job_id
-from virtualflow.errors import LedgerError, ManagerError, UnknownJobError, VirtualFlowError
+from virtualflow.errors import LedgerError, ManagerError, VirtualFlowError
 from virtualflow.runtime import description, launch
 from virtualflow.runtime import fleet as fleets
+from virtualflow.runtime.books import Books
 from virtualflow.runtime.description import UNKNOWN_SECONDS, Cluster
 from virtualflow.runtime.fleet import End, Fleet, Surroundings
 from virtualflow.runtime.folder import JobSpec, all_jobs
@@ -67,18 +68,15 @@ class Manager:
         self.cluster = cluster
         self.policy = policy
         self.started = clock()
-        self.version = 0  # of what there is to see
         self.scheduler = Scheduler(cluster.pools, policy, Profiled())
+        self.books = Books(ledger)
         self.fleet = Fleet()
         self.machines = dict(cluster.machines)
         self.lock = threading.RLock()
         self._clock = clock
         self._now = 0.0
-        self._ledger = ledger
         self._wakes: list[float] = []
-        self._records = {record.id: record for record in ledger.records()}
         self._estimated_at: dict[str, float] = {}
-        self._unsaved: set[str] = set()
         self._troubles: dict[str, str] = {}  # by job: what was last told of it
         self._stopping = False
         self._find_jobs()
@@ -92,45 +90,44 @@ class Manager:
             folder = self.fleet.folder(record.id)
             try:
                 description.write_folder(folder, record, self._spec(record, ()), submission.modules)
-                self._ledger.save(record)
+                self.books.add(record)
             except (OSError, ValueError, VirtualFlowError) as error:
                 shutil.rmtree(folder.path, ignore_errors=True)
                 lacks_room = isinstance(error, LedgerError) or getattr(error, "errno", None) in NO_ROOM
                 kind = LedgerError if lacks_room else ManagerError
                 raise kind(f"the job was not taken in: {error}") from error
-            self._records[record.id] = record
             self._handle(JobArrived(self._seconds(), self._job(record)))
         return record.id
 
     def set_priority(self, job_id: str, priority: float) -> None:
         check_priority(priority)
         with self.lock:
-            self._learn(self._unfinished(job_id), priority=priority)
+            self._learn(self.books.unfinished(job_id), priority=priority)
 
     def cap(self, job_id: str, devices: int | None) -> None:
         """Let a job have at most so many devices; None lifts that."""
         if devices is not None and not 1 <= devices <= self.devices:
             raise ManagerError(f"a job can have 1 to {self.devices} device(s) here, not {devices}")
         with self.lock:
-            self._learn(self._unfinished(job_id), cap=devices)
+            self._learn(self.books.unfinished(job_id), cap=devices)
 
     def pause(self, job_id: str) -> None:
         """Stop a job with a checkpoint until ``resume``."""
         with self.lock:
-            record = self._unfinished(job_id)
+            record = self.books.unfinished(job_id)
             if record.state == "PAUSED" or record.wish == "pause":
                 return
             self._withdraw(record)
             if record.state == "QUEUED":
                 self._rest(record, "PAUSED")
             else:
-                self._update(record, wish="pause")
+                self.books.update(record, wish="pause")
 
     def resume(self, job_id: str) -> None:
         with self.lock:
-            record = self._unfinished(job_id)
+            record = self.books.unfinished(job_id)
             if record.wish == "pause":
-                self._update(record, wish="suspend")  # it is about to stop, and then goes on
+                self.books.update(record, wish="suspend")  # it is about to stop, and then goes on
             elif record.state == "PAUSED":
                 self._rest(record, "QUEUED")
             else:
@@ -140,10 +137,10 @@ class Manager:
     def cancel(self, job_id: str) -> None:
         """End a job for good."""
         with self.lock:
-            record = self._unfinished(job_id)
+            record = self.books.unfinished(job_id)
             self._withdraw(record)
             if record.state == "RUNNING":
-                self._update(record, wish="cancel")
+                self.books.update(record, wish="cancel")
             else:
                 self._over(record, "CANCELLED")
 
@@ -164,8 +161,7 @@ class Manager:
         with self.lock:
             lost = self.scheduler.placement.lost
             if gone := tuple(device for device in self._known(devices) if device not in lost):
-                with contextlib.suppress(LedgerError):  # gone they are, even if that can't be written down
-                    self._ledger.lose(gone)
+                self.books.lose(gone)
                 self._handle(DevicesLost(self._seconds(), gone))
 
     def give_back(self, devices: Iterable[str]) -> None:
@@ -173,35 +169,21 @@ class Manager:
         with self.lock:
             lost = self.scheduler.placement.lost
             if back := tuple(device for device in self._known(devices) if device in lost):
-                self._ledger.give_back(back)
+                self.books.give_back(back)
                 self._handle(DevicesJoined(self._seconds(), back))
 
     def stop_jobs(self) -> None:
         """Stop all jobs with a checkpoint; they go on when a manager is there again."""
         with self.lock:
             self._stopping = True
-            for record in self.running():
+            for record in self.books.running():
                 if record.wish is None:
-                    self._update(record, wish="down")
+                    self.books.update(record, wish="down")
 
     @property
     def has_stopped(self) -> bool:
         """Whether it was told to stop, and no job runs any more."""
-        return self._stopping and not self.running()
-
-    def records(self) -> list[Record]:
-        """All jobs, in the order they were submitted."""
-        return list(self._records.values())
-
-    def record(self, job_id: str) -> Record:
-        if job_id not in self._records:
-            newest = ", ".join(list(self._records)[-5:]) or "none"
-            raise UnknownJobError(f"the manager has no job {job_id!r}. The newest ones: {newest}.")
-        return self._records[job_id]
-
-    def running(self) -> list[Record]:
-        """Jobs that were launched and have not ended."""
-        return [record for record in self._records.values() if record.state == "RUNNING"]
+        return self._stopping and not self.books.running()
 
     def state_of(self, record: Record) -> str:
         if record.state != "RUNNING":
@@ -209,25 +191,19 @@ class Manager:
         state = str(self.fleet.state(record.id).get("state", "STARTING"))
         return state if state in ("STARTING", "RUNNING", "RESIZING") else "RUNNING"
 
-    def segments(self) -> list[dict[str, Any]]:
-        """Who had which devices, and when."""
-        with self.lock:
-            return self._ledger.segments()
-
     def tick(self) -> None:
         """Look at the jobs, hear the scheduler, and do what is due."""
         with self.lock:
-            if self._unsaved:
-                self._save(*(self._records[job_id] for job_id in self._unsaved))
+            self.books.save_the_rest()
             now = self._seconds()
             if self._wakes and self._wakes[0] <= now and not self._stopping:
                 while self._wakes and self._wakes[0] <= now:
                     heapq.heappop(self._wakes)
                 self._handle(Woken(now))
-            self._do_each(self._look_at, self.running())
-            self._do_each(self._direct, self.running())
+            self._do_each(self._look_at, self.books.running())
+            self._do_each(self._direct, self.books.running())
             if not self._stopping:
-                waiting = [each for each in self._records.values() if each.state == "QUEUED" and each.devices]
+                waiting = [each for each in self.books.all() if each.state == "QUEUED" and each.devices]
                 self._do_each(self._launch, waiting)
 
     def _do_each(self, what: Callable[[Record], None], records: Iterable[Record]) -> None:
@@ -246,10 +222,10 @@ class Manager:
         """Take over what an earlier manager has left, without touching jobs that run."""
         running, waiting = [], []
         free = set(self.scheduler.placement.devices)
-        if lost := self._ledger.lost() & free:
+        if lost := self.books.lost() & free:
             self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))
             free -= lost
-        for record in self._records.values():
+        for record in self.books.all():
             if record.state == "RUNNING":
                 self.fleet.adopt(record.id)
                 if record.wish == "down":
@@ -267,7 +243,7 @@ class Manager:
         self._handle(JobsFound(self._seconds(), tuple(running), tuple(waiting)))
         for folder in all_jobs():
             with contextlib.suppress(TypeError, ValueError):  # written by another version
-                if folder.path.name not in self._records and folder.spec().managed:
+                if folder.path.name not in self.books and folder.spec().managed:
                     shutil.rmtree(folder.path)  # its submit was never answered
 
     def _seconds(self) -> float:
@@ -276,19 +252,18 @@ class Manager:
         return self._now
 
     def _handle(self, event: Event) -> None:
-        self.version += 1
         if self.policy.needs_progress:
-            done = {job_id: self._done(self._records[job_id]) for job_id in self.scheduler.jobs}
+            done = {job_id: self._done(self.books[job_id]) for job_id in self.scheduler.jobs}
             self.scheduler.handle(Progress(event.seconds, done))
         changed = [record for action in self.scheduler.handle(event) if (record := self._note(action)) is not None]
-        self._save(*changed)  # together: no two jobs are ever found to have the same device
+        self.books.save(changed)  # together: no two jobs are ever found to have the same device
 
     def _note(self, action: Action) -> Record | None:
         """Take down what a job should have; ``tick`` sees to it."""
         if isinstance(action, WakeAt):
             heapq.heappush(self._wakes, action.seconds)
             return None
-        record = self._records[action.job_id]
+        record = self.books[action.job_id]
         given = action if isinstance(action, Start | Resize) else None
         record.devices = list(given.devices) if given is not None else []
         record.beside = given.host if given is not None else None
@@ -304,9 +279,9 @@ class Manager:
             return
         new = self.fleet.state(record.id)
         self._hear_of_losses(set(new.get("preempted", ())) - set(state.get("preempted", ())))
-        self.version += new != state or watch.step != step
+        self.books.version += new != state or watch.step != step
         if self.fleet.holds(record.id) != holds:
-            self._tell_chart(record.id, self.fleet.holds(record.id))
+            self.books.chart(record.id, self.fleet.holds(record.id), self._seconds())
         record.resizes, record.failures = new.get("resizes", 0), new.get("failures", 0)
         nodes = new.get("virtual_nodes")
         if nodes is not None and nodes != record.virtual_nodes:
@@ -322,15 +297,15 @@ class Manager:
     def _ended(self, record: Record, end: End) -> None:
         """The job's coordinator and workers are gone."""
         self.fleet.forget(record.id)
-        self._tell_chart(record.id, ())
+        self.books.chart(record.id, (), self._seconds())
         self._estimated_at.pop(record.id, None)
         text = end.text
         if end.how == fleets.CRASHED:  # it goes on from its last checkpoint
             step = self.fleet.watch(record.id).step
-            self._update(record, crashes=record.crashes + 1 if step <= record.last_step else 1, last_step=step)
+            self.books.update(record, crashes=record.crashes + 1 if step <= record.last_step else 1, last_step=step)
             text = f"{text}\nIt ended {record.crashes} times in a row without getting any further."
         elif end.how == fleets.FAILED:
-            self._update(record, failed=record.failed + 1)
+            self.books.update(record, failed=record.failed + 1)
         beyond_help = record.failed > record.retries if end.how == fleets.FAILED else record.crashes > MOST_CRASHES
         if end.how == fleets.DONE:
             self._over(record, "DONE")
@@ -344,12 +319,12 @@ class Manager:
 
     def _rest(self, record: Record, state: str) -> None:
         """It does not run, and is not over. The scheduler knows why, or still counts on it."""
-        self._update(record, state=state, wish=None, run_seconds=self.run_seconds(record), launched=None)
+        self.books.update(record, state=state, wish=None, run_seconds=self.run_seconds(record), launched=None)
         description.write_state(self.fleet.folder(record.id), record)
 
     def _over(self, record: Record, state: str) -> None:
         facts: dict[str, Any] = {"run_seconds": self.run_seconds(record), "launched": None, "wish": None}
-        self._update(record, state=state, ended=self._seconds(), devices=[], **facts)
+        self.books.update(record, state=state, ended=self._seconds(), devices=[], **facts)
         description.write_state(self.fleet.folder(record.id), record)
         self._withdraw(record)
 
@@ -368,17 +343,17 @@ class Manager:
         now = self._seconds()
         if token is None:  # a coordinator that another manager has started has come after all
             self.fleet.adopt(record.id)
-            self._update(record, state="RUNNING", started=record.started or now, launched=now)
+            self.books.update(record, state="RUNNING", started=record.started or now, launched=now)
             return
-        self._tell_chart(record.id, devices)
+        self.books.chart(record.id, devices, self._seconds())
         # Written before the start: whoever finds this looks for the launch, and for the lock.
         times = {"started": record.started or now, "launched": now}
-        self._update(record, state="RUNNING", token=token, launches=record.launches + 1, **times)
-        if record.id in self._unsaved:  # nothing starts without a trace
+        self.books.update(record, state="RUNNING", token=token, launches=record.launches + 1, **times)
+        if not self.books.is_saved(record):  # nothing starts without a trace
             launch.withdraw(self.fleet.folder(record.id))
             self.fleet.forget(record.id)
-            self._tell_chart(record.id, ())
-            self._update(record, state="QUEUED", launched=None)
+            self.books.chart(record.id, (), self._seconds())
+            self.books.update(record, state="QUEUED", launched=None)
             return
         directory = record.directory if Path(record.directory).is_dir() else str(self.fleet.folder(record.id).path)
         environment = {**record.environment, **self.cluster.environment}
@@ -391,10 +366,10 @@ class Manager:
     def _direct(self, record: Record) -> None:
         """Tell a running job where it should be, or that it should stop."""
         if not record.devices and record.wish is None:
-            self._update(record, wish="suspend")
+            self.books.update(record, wish="suspend")
         devices = self._free_for(record)
         if record.wish is None and not devices and self._is_in_the_way(record):
-            self._update(record, wish="suspend")  # two jobs that change places would wait for each other
+            self.books.update(record, wish="suspend")  # two jobs that change places would wait for each other
         if record.wish is not None:
             self.fleet.stop(record.id, checkpoint=record.wish != "cancel")
         elif record.virtual_nodes is not None and devices:
@@ -403,7 +378,7 @@ class Manager:
     def _is_in_the_way(self, record: Record) -> bool:
         """Whether others are to have what it is on."""
         holds = set(self.fleet.holds(record.id))
-        return any(holds & set(other.devices) for other in self._records.values() if other is not record)
+        return any(holds & set(other.devices) for other in self.books.all() if other is not record)
 
     def _free_for(self, record: Record) -> tuple[str, ...]:
         """Those of a job's devices that no other job is on; the ones it is on come first."""
@@ -436,43 +411,16 @@ class Manager:
 
     def _learn(self, record: Record, **facts: Any) -> None:
         before = self._job(record)
-        self._update(record, **facts)
+        self.books.update(record, **facts)
         after = self._job(record)
         if after != before and record.id in self.scheduler.jobs:
             self._handle(JobChanged(self._seconds(), after))
-
-    def _update(self, record: Record, **facts: Any) -> None:
-        for name, value in facts.items():
-            setattr(record, name, value)
-        self._save(record)
-
-    def _save(self, *records: Record) -> None:
-        self.version += 1
-        ids = {record.id for record in records}
-        try:
-            self._ledger.save(*records)
-            self._unsaved -= ids
-        except LedgerError:
-            self._unsaved |= ids  # a full disk stops no job; it is tried again
-
-    def _tell_chart(self, job_id: str, devices: tuple[str, ...]) -> None:
-        self.version += 1
-        with contextlib.suppress(LedgerError):  # a gap in a chart
-            self._ledger.holds(job_id, list(devices), self._seconds())
 
     def _withdraw(self, record: Record) -> None:
         """The scheduler no longer counts on a job."""
         record.devices, record.beside = [], None
         if record.id in self.scheduler.jobs:
             self._handle(JobEnded(self._seconds(), record.id))
-
-    def _unfinished(self, job_id: str) -> Record:
-        record = self.record(job_id)
-        if record.is_over or record.wish == "cancel":
-            raise ManagerError(
-                f"job {job_id} has ended: its state is {record.state if record.is_over else 'CANCELLED'}"
-            )
-        return record
 
     def _known(self, devices: Iterable[str]) -> Iterable[str]:
         for device in devices:
@@ -489,7 +437,7 @@ class Manager:
         )
 
     def _new_id(self) -> str:
-        while (job_id := new_job_id()) in self._records or self.fleet.folder(job_id).path.exists():
+        while (job_id := new_job_id()) in self.books or self.fleet.folder(job_id).path.exists():
             pass
         return job_id
 
