@@ -33,10 +33,9 @@ from virtualflow.runtime.backend import Exit, Place
 from virtualflow.runtime.door import parse_address
 from virtualflow.runtime.folder import JobFolder, read_modules
 from virtualflow.runtime.machines import Machine
-from virtualflow.runtime.mirror import Inbox
 from virtualflow.runtime.outpost import Outpost
+from virtualflow.runtime.relay import Relay
 from virtualflow.runtime.spec import Failure, WorkerSpec
-from virtualflow.runtime.wire import Wire
 
 AUTHENTICATION = "RAY_AUTH_MODE"
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -333,7 +332,7 @@ class _OutpostLine:
             while True:
                 heard, ended = ray.get(hear.remote(), timeout=SILENCE_SECONDS)
                 for number, stream, data in heard:
-                    self._lines[number].write(stream, data)
+                    self._lines[number].relay.write(stream, data)
                 for number, code in ended:
                     self._lines.pop(number).end(code)
         except Exception:  # whatever it is: nobody hears these workers any more
@@ -368,7 +367,7 @@ class _Together:
 
 
 class _Line:
-    """A worker as seen from here: its device's holder, and the coordinator's lines to it."""
+    """A worker as seen from here: its device's holder, its outpost, and the coordinator's lines to it."""
 
     def __init__(self, number: int, spec: WorkerSpec, holder: Any, descriptors: tuple[int, int, int]) -> None:
         self.number = number
@@ -379,14 +378,8 @@ class _Line:
         self._holder = holder
         self._outpost: _OutpostLine | None = None
         self._code = KILLED
-        self._unwanted = self._closed = False
-        self._writing = threading.Lock()
-        self._outputs = {"stdout": os.dup(descriptors[0]), "stderr": os.dup(descriptors[1])}
-        self._control = socket.socket(fileno=os.dup(descriptors[2]))
-        self._inbox = Inbox(Path(spec.job_folder))
-        self._telling = threading.Lock()
-        self._untold = b""
-        threading.Thread(target=self._pass_on, daemon=True).start()
+        self._unwanted = False
+        self.relay = Relay(Path(spec.job_folder), *descriptors)
 
     def is_wanted(self) -> bool:
         return not self._unwanted
@@ -404,15 +397,16 @@ class _Line:
                 )
             if not told and waited_seconds > TELL_SECONDS:
                 told = True
-                self.write("stderr", f"device {self.device}: waiting until the Ray cluster has one free\n".encode())
+                self.relay.write(
+                    "stderr", f"device {self.device}: waiting until the Ray cluster has one free\n".encode()
+                )
         machine_id, environment = ray.get(where)
         return str(machine_id), dict(environment)
 
     def runs_on(self, outpost: _OutpostLine, pid: int) -> None:
         self.place = Place(outpost.address, pid)
-        with self._telling:
-            self._outpost = outpost
-        self._tell(b"")
+        self._outpost = outpost
+        self.relay.connect(lambda data: outpost.tell(self.number, data))
         if self._unwanted:
             outpost.kill(self.number, signal.SIGKILL)
 
@@ -443,46 +437,15 @@ class _Line:
         if self._unwanted:
             return KILLED
         if self.spec.joins:
-            self.write("stderr", f"{text}\n".encode())
+            self.relay.write("stderr", f"{text}\n".encode())
             return KILLED
-        Wire(self._control).send(failure=Failure(self.device, "LaunchError", f"{text}\n", False).to_json())
+        self.relay.fail(Failure(self.device, "LaunchError", f"{text}\n", False))
         return 1
-
-    def write(self, stream: str, data: bytes) -> None:
-        """Pass on what the worker says, or writes to a folder that is not the job's."""
-        with self._writing, contextlib.suppress(OSError):  # the coordinator has stopped listening
-            if self._closed:
-                return
-            if stream == "control":
-                self._control.sendall(data)
-            elif stream in self._outputs:
-                with open(self._outputs[stream], "wb", closefd=False) as file:
-                    file.write(data)
-            else:
-                self._inbox.put(stream, data)
 
     def close(self) -> None:
         self.ended.set()
         _end(self._holder)
-        with self._writing:
-            self._closed = True
-            with contextlib.suppress(OSError):
-                self._control.shutdown(socket.SHUT_RDWR)
-            for output in self._outputs.values():
-                os.close(output)
-
-    def _pass_on(self) -> None:
-        with contextlib.suppress(OSError):
-            while data := self._control.recv(1 << 16):
-                self._tell(data)
-        self._control.close()
-
-    def _tell(self, data: bytes) -> None:
-        with self._telling:
-            self._untold += data
-            if self._outpost is not None and self._untold:
-                self._outpost.tell(self.number, self._untold)
-                self._untold = b""
+        self.relay.close()
 
 
 def _furniture(spec: WorkerSpec) -> Any:
