@@ -178,7 +178,8 @@ def test_a_job_is_resized_stopped_and_resumed_and_ends_as_if_nothing_had_happene
     assert job.finish("--devices", "3") == calm
     assert len(json.loads((job.path / "job.json").read_text())["devices"]) == 3
     job.assert_no_step_was_lost_or_done_twice()
-    assert job.status()["state"] == "DONE"
+    state = job.status()
+    assert (state["state"], state["resizes"]) == ("DONE", 4)
     assert said("logs", job.id)[1].splitlines()[-1] == calm
     assert "there is nothing left to do" in said("run", "--resume", job.id)[1]
     assert vf("clean").stdout == f"removed job {job.id}\n"

@@ -1,28 +1,24 @@
-"""The process that owns one job's membership: starts and ends its workers, and carries out what the roster decides."""
+"""The process that owns one job's membership: hears its workers, asks the roster, and carries out what it decides."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import selectors
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import Mapping
 from virtualflow.core.roster import Action, Finish, GiveUp, Kill, Publish, Release, Roster, Start
 from virtualflow.errors import CheckpointError, LaunchError, MappingError
 from virtualflow.runtime import balancing
-from virtualflow.runtime.backend import Backend, Place
+from virtualflow.runtime.backend import Backend
 from virtualflow.runtime.balancing import Balancing
+from virtualflow.runtime.crew import Crew, Worker
 from virtualflow.runtime.door import parse_address
 from virtualflow.runtime.folder import JobFolder, JobSpec, read_modules
 from virtualflow.runtime.output import Sink
@@ -32,7 +28,6 @@ from virtualflow.runtime.wire import Wire, generation_to_json
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
 TICK_SECONDS = 0.1
-LAST_WORDS = 4096  # bytes
 LATE_STOP = "the workers did not reach a step boundary in time, so the job was stopped without a new checkpoint\n"
 
 
@@ -42,20 +37,6 @@ class Outcome:
 
     code: int
     failure: Failure | None = None
-
-
-@dataclass(slots=True)
-class Worker:
-    """A worker's process, and the coordinator's line to it."""
-
-    device: str
-    process: int  # the backend's number for it; for one started elsewhere, its id there
-    wire: Wire
-    ends: list[int]
-    leaving: bool = False
-    failure: Failure | None = None
-    last_words: bytes = b""  # the end of what it wrote to stderr
-    guest_of: str = ""  # the host of a worker that was started elsewhere: its line is all there is of it
 
 
 class Coordinator:
@@ -76,9 +57,7 @@ class Coordinator:
         self._backend = backend
         self._sink = sink
         self._on_tick = on_tick
-        self._selector = selectors.DefaultSelector()
-        self._workers: dict[str, Worker] = {}  # by device
-        self._retired: dict[int, Worker] = {}  # by process: those whose device has another worker by now
+        self._crew = Crew(backend, self)
         self._results: list[Any] = []  # of the calls that the job has made before its first epoch
         self._outcome: Outcome | None = None
         self._store_port = 0
@@ -87,22 +66,22 @@ class Coordinator:
         self._stop_before = math.inf
         self._told = ""
         self._host = backend.address
-        self._guests = 0
         self._lost_code, self._lost_text = 1, ""
         speeds = balancing.speeds_of(job)
         self.roster = Roster(
             job.devices, job.owners, speeds, replace_lost=job.replace_lost, patience_seconds=job.patience_seconds
         )
         self.balancing = Balancing(job, self.roster, speeds, self._say)
+        self._counts_before = folder.read_counts()
 
     def run(self) -> Outcome:
         """Run the job. Whatever happens, no worker is left when this returns."""
         with ExitStack() as owned:
-            owned.callback(self._selector.close)
+            owned.callback(self._crew.selector.close)
             owned.callback(self._write_state)
             owned.callback(self._stop_all)
             self._start(owned)
-            self._selector.register(self._backend.fileno(), selectors.EVENT_READ, lambda: False)
+            self._crew.watch_exits()
             while self._outcome is None:
                 self._pump(TICK_SECONDS)
                 self._carry_out(self.roster.tick(time.monotonic()))
@@ -133,7 +112,7 @@ class Coordinator:
 
     def _start(self, owned: ExitStack) -> None:
         self._backend.check(self._job.devices)
-        reception = Reception(self._selector, self._obey, self._admit)
+        reception = Reception(self._crew.selector, self._obey, self._admit)
         reception.open(self._folder, owned)
         if self._job.listen is not None:
             self._host, port = parse_address(self._job.listen)
@@ -143,7 +122,7 @@ class Coordinator:
         store = self._backend.host_store(listening)
         owned.callback(self._backend.kill, store, signal.SIGKILL)
         for device in self._job.devices:
-            self._start_worker(device, joins=False)
+            self._crew.start(self._spec(device, joins=False))
 
     def _spec(self, device: str, *, joins: bool) -> WorkerSpec:
         job = self._job
@@ -173,73 +152,19 @@ class Coordinator:
             resume_from=str(self._resume_from) if self._resume_from else None,
         )
 
-    def _start_worker(self, device: str, *, joins: bool) -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
-        try:
-            process = self._backend.start(self._spec(device, joins=joins), writers[0], writers[1], theirs.fileno())
-        finally:
-            theirs.close()
-            for writer in writers:
-                os.close(writer)
-        worker = Worker(device, process, Wire(ours), list(readers))
-        if device in self._workers:
-            self._retired[self._workers[device].process] = self._workers[device]
-        self._workers[device] = worker
-        if joins:
-            self._tell_results(worker)
-        for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):
-            self._selector.register(reader, selectors.EVENT_READ, partial(self._read_output, worker, stream, reader))
-        self._attend(worker)
-
-    def _attend(self, worker: Worker) -> None:
-        self._selector.register(worker.wire, selectors.EVENT_READ, partial(self._read_line, worker))
+    def _pump(self, timeout_seconds: float) -> None:
+        self._crew.pump(timeout_seconds)
+        self._on_tick()
 
     def _tell_results(self, worker: Worker) -> None:
         for result in self._results:
             worker.wire.send(result=result)
 
-    def _pump(self, timeout_seconds: float) -> None:
-        """Take what has come: output first, so that a worker's last words precede its end."""
-        ready = [key for key, _ in self._selector.select(timeout_seconds)]
-        while any(key.data() for key in ready if key.fileobj in self._selector.get_map()):
-            ready = [key for key, _ in self._selector.select(0)]
-        for end in self._backend.exits(0.0):
-            self._note_exit(end.process, end.code)
-        self._on_tick()
-
-    def _read_line(self, worker: Worker) -> bool:
-        """Take in what a worker tells; return whether there was something."""
-        messages = worker.wire.receive()
-        if messages is None:
-            self._selector.unregister(worker.wire)
-            if worker.guest_of:
-                self._note_end(worker, 0 if worker.leaving else -signal.SIGKILL)
-            return False
-        for message in messages:
-            self._hear(worker, message)
-        return bool(messages)
-
-    def _read_output(self, worker: Worker, stream: str, reader: int) -> bool:
-        """Take in what a worker has written; return whether there was something."""
-        data = os.read(reader, 1 << 16)
-        if not data:
-            self._selector.unregister(reader)
-            return False
-        if stream == "stderr":
-            worker.last_words = (worker.last_words + data)[-LAST_WORDS:]
-        self._sink.write(worker.device, stream, data, lead=self._is_lead(worker))
-        return True
-
     def _admit(self, wire: Wire, host: str, pid: int) -> None:
         """Let a worker in that another launcher has started."""
-        self._guests += 1
-        device = f"{host}/{self._guests}"
-        self.roster.offer(device)
-        worker = self._workers[device] = Worker(device, pid, wire, [], guest_of=host)
-        self._attend(worker)
-        wire.send(spec=self._spec(device, joins=True).to_json(), modules=read_modules(self._folder.snapshot))
+        worker = self._crew.admit(wire, host, pid)
+        self.roster.offer(worker.device)
+        wire.send(spec=self._spec(worker.device, joins=True).to_json(), modules=read_modules(self._folder.snapshot))
         self._tell_results(worker)
 
     def _obey(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -268,22 +193,25 @@ class Coordinator:
             "virtual_nodes": nodes.virtual_nodes if nodes is not None else None,
             "workers": [
                 self._shown(w, list(nodes.nodes_of(d)) if nodes is not None else [])
-                for d, w in sorted(self._workers.items())
+                for d, w in sorted(self._crew.workers.items())
                 if d in current.devices
             ],
             "wanted": list(roster.target),
-            "resizes": roster.resizes,
-            "failures": roster.failures,
-            "remaps": roster.remaps,
-            "overran_waves": self.balancing.overran,
+            **self._counts(),
             "asked": self._asked_to_stop,
             "preempted": sorted(self._preempted),
             "lost": failure is not None and self._is_no_fault_of_the_script(failure),
         }
 
+    def _counts(self) -> dict[str, int]:
+        """Since the job began, whoever has run it."""
+        roster = self.roster
+        here = {"resizes": roster.resizes, "failures": roster.failures, "remaps": roster.remaps}
+        here["overran_waves"] = self.balancing.overran
+        return {name: count + self._counts_before[name] for name, count in here.items()}
+
     def _shown(self, worker: Worker, nodes: list[int]) -> dict[str, Any]:
-        guest = Place(worker.guest_of, worker.process)
-        place = guest if worker.guest_of else self._backend.place_of(worker.process)
+        place = self._crew.place_of(worker)
         return {"device": worker.device, "machine": place.machine, "pid": place.pid, "virtual_nodes": nodes}
 
     def _is_no_fault_of_the_script(self, failure: Failure) -> bool:
@@ -323,9 +251,8 @@ class Coordinator:
         else:
             self._end(Outcome(0))
 
-    def _hear(self, worker: Worker, message: dict[str, Any]) -> None:
-        if self._workers.get(worker.device) is not worker:
-            return
+    def heard(self, worker: Worker, message: dict[str, Any]) -> None:
+        """A worker has told something."""
         now, device = time.monotonic(), worker.device
         actions: list[Action] = []
         if "failure" in message:
@@ -363,22 +290,15 @@ class Coordinator:
         """Every worker tells, so that none is missed when one is lost; the first to do so is believed."""
         if call == len(self._results):
             self._results.append(result)
-            for device in self.roster.starting & self._workers.keys():
-                self._workers[device].wire.send(result=result)
+            for device in self.roster.starting & self._crew.workers.keys():
+                self._crew.workers[device].wire.send(result=result)
 
-    def _note_exit(self, process: int, code: int) -> None:
-        known = (w for w in self._workers.values() if w.process == process and not w.guest_of)
-        worker = next(known, None) or self._retired.pop(process, None)
-        if worker is not None:
-            while worker.wire in self._selector.get_map() and self._read_line(worker):
-                pass  # its last words count, even those that came with its end
-            self._note_end(worker, code)
+    def wrote(self, worker: Worker, stream: str, data: bytes) -> None:
+        """A worker has written to its stdout or stderr."""
+        self._sink.write(worker.device, stream, data, lead=self._is_lead(worker))
 
-    def _note_end(self, worker: Worker, code: int) -> None:
-        self._forget(worker)
-        if self._workers.get(worker.device) is not worker:
-            return
-        del self._workers[worker.device]
+    def ended(self, worker: Worker, code: int) -> None:
+        """A worker has ended with this exit code, or by the signal of this negative number."""
         if worker.guest_of:
             self.roster.withdraw(worker.device)
         failure = worker.failure
@@ -394,7 +314,7 @@ class Coordinator:
             self._lost_code = 128 - code if code else 1
             self._lost_text = _signal_advice(worker.device, -code) if code else ""
             self._carry_out(self.roster.gone(worker.device, time.monotonic()))
-        if self._stopping and not self._workers:
+        if self._stopping and not self._crew.workers:
             lost = Failure("", "lost", f"{self._lost_text}The job was about to stop.\n", consequence=False)
             self._end(Outcome(0) if code == 0 else Outcome(self._lost_code, lost))
 
@@ -403,54 +323,28 @@ class Coordinator:
 
     def _unheard(self, worker: Worker) -> str:
         """Why a script has called sys.exit, where only a worker said so whose output nobody sees."""
-        heard = (w.last_words for w in self._workers.values() if self._is_lead(w))
+        heard = (w.last_words for w in self._crew.workers.values() if self._is_lead(w))
         if self._is_lead(worker) or worker.last_words in heard:
             return ""
         return worker.last_words.decode(errors="replace")
 
-    def _forget(self, worker: Worker) -> None:
-        """Take in the last words of a worker that has ended, and close its lines."""
-        for reader in worker.ends:
-            while reader in self._selector.get_map() and self._selector.get_key(reader).data():
-                pass
-            os.close(reader)
-        if worker.wire in self._selector.get_map():
-            self._selector.unregister(worker.wire)
-        worker.wire.close()
-
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                self._start_worker(action.device, joins=True)
+                self._tell_results(self._crew.start(self._spec(action.device, joins=True)))
             elif isinstance(action, Kill):
-                self._kill(action.device)
+                self._crew.kill(action.device)
             elif isinstance(action, Publish):
-                self._publish(action.generation)
+                self._crew.tell(generation=generation_to_json(action.generation))
             elif isinstance(action, Release):
-                if action.device in self._workers:
-                    self._workers[action.device].leaving = True
-                    self._workers[action.device].wire.send(release=True)
+                self._crew.release(action.device)
             elif isinstance(action, Finish):
-                self._tell_all(all_done=True)
+                self._crew.tell(all_done=True)
                 self._stopping = False  # whatever was asked for: it has come to its end
                 self._end(Outcome(0))
             elif isinstance(action, GiveUp):
                 text = f"{self._lost_text}{action.reason}\n"
                 self._end(Outcome(self._lost_code, Failure("", "lost", text, consequence=False)))
-
-    def _publish(self, generation: Generation) -> None:
-        self._tell_all(generation=generation_to_json(generation))
-
-    def _tell_all(self, **message: Any) -> None:
-        for worker in self._workers.values():
-            worker.wire.send(**message)
-
-    def _kill(self, device: str) -> None:
-        worker = self._workers.get(device)
-        if worker is not None and worker.guest_of:
-            self._note_end(worker, -signal.SIGKILL)  # it hears that its line is cut, and ends
-        elif worker is not None:
-            self._backend.kill(worker.process, signal.SIGKILL)
 
     def _end(self, outcome: Outcome) -> None:
         self._outcome = self._outcome or outcome
@@ -462,12 +356,8 @@ class Coordinator:
         for signal_number, seconds in ((signal.SIGINT, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + seconds
             if not (finished and signal_number == signal.SIGINT):
-                for worker in (*self._workers.values(), *self._retired.values()):
-                    if worker.guest_of:
-                        self._note_end(worker, 0)  # it hears that its line is cut, and ends
-                    else:
-                        self._backend.kill(worker.process, signal_number)
-            while (self._workers or self._retired) and time.monotonic() < deadline:
+                self._crew.signal_all(signal_number)
+            while not self._crew.is_gone and time.monotonic() < deadline:
                 self._pump(0.05)
 
 

@@ -13,7 +13,6 @@ from virtualflow.runtime.folder import JobFolder, JobSpec, write_modules
 from virtualflow.runtime.ledger import Record
 
 UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
-COUNTS = ("resizes", "failures", "remaps", "overran_waves")  # which a job keeps when its coordinator has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,7 @@ def write_folder(folder: JobFolder, record: Record, spec: JobSpec, modules: Mapp
 def write_state(folder: JobFolder, record: Record) -> None:
     """For ``vf status``, while no coordinator writes it."""
     state = {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
-    last = folder.read_state()
-    state |= {name: last[name] for name in COUNTS if name in last}
+    state |= folder.read_counts()
     if record.failure:
         state["reason"] = record.failure.splitlines()[-1]
     with contextlib.suppress(OSError):  # a full disk

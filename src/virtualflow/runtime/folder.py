@@ -19,6 +19,7 @@ from virtualflow.errors import LaunchError
 STATES = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "PAUSED", "DONE", "FAILED", "CANCELLED")
 ENDED = ("DONE", "FAILED", "CANCELLED")
 AT_REST = (*ENDED, "QUEUED", "PAUSED")  # no coordinator runs a job in these
+COUNTS = ("resizes", "failures", "remaps", "overran_waves")  # since the job began, whoever has run it
 _SKIPPED = {"__pycache__", "node_modules", "venv", "site-packages"}
 _MOST_MODULES = 2000
 LAUNCH_SECONDS = 60.0  # between `vf run` and its coordinator's first word
@@ -106,7 +107,8 @@ class JobFolder:
 
     def write_launched(self) -> None:
         """A coordinator will be there soon."""
-        self.write_state({"state": "STARTING", "workers": [], "generation": 0, "launched": time.time()})
+        launched = {"state": "STARTING", "workers": [], "generation": 0, "launched": time.time()}
+        self.write_state(launched | self.read_counts())
 
     def read_state(self) -> dict[str, Any]:
         running = self.is_locked()  # asked first: a job that ends meanwhile has written its last state by then
@@ -122,6 +124,11 @@ class JobFolder:
         elif state["state"] == "FAILED" and (told := self.failure.read_text() if self.failure.exists() else ""):
             state["reason"] = told.strip().splitlines()[-1]
         return state
+
+    def read_counts(self) -> dict[str, int]:
+        """What a job's state keeps from one launch to the next."""
+        state = self.read_state()
+        return {name: state.get(name, 0) for name in COUNTS}
 
     def state_written(self) -> tuple[int, int] | None:
         """Changes whenever a state is written."""
