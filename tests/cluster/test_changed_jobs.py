@@ -9,6 +9,7 @@ import pytest
 from tests.cluster.test_scheduler import devices, job, scheduler
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import (
+    DevicesJoined,
     DevicesLost,
     JobArrived,
     JobChanged,
@@ -41,13 +42,24 @@ def test_a_running_job_that_asks_for_less_gives_up_the_rest_at_once(policy: str)
     assert brain.snapshot().lacking == 0
 
 
-@pytest.mark.parametrize("policy", ["wfs", "sjf", "srtf"])
+@pytest.mark.parametrize("policy", ALL)
 def test_a_job_that_asks_for_more_again_gets_what_is_free(policy: str) -> None:
     brain = scheduler(registry.make(policy))
     only = job("only", 4)
     brain.handle(JobArrived(0.0, only))
     assert brain.handle(JobChanged(1.0, changed(only, demand=2))) == [Resize("only", devices(0, 1))]
     assert brain.handle(JobChanged(2.0, only)) == [Resize("only", devices(0, 1, 2, 3))]
+
+
+def test_a_static_job_gets_all_that_it_lacks_before_those_that_wait_or_nothing() -> None:
+    brain = scheduler(registry.make("priority"), "V100:5")
+    for place, (name, demand) in enumerate({"first": 3, "second": 1, "third": 1, "waits": 2}.items()):
+        brain.handle(JobArrived(float(place), job(name, demand, float(place))))
+    assert brain.handle(DevicesLost(4.0, devices(0, 1))) == [Resize("first", devices(2))]
+    assert brain.handle(JobEnded(5.0, "second")) == []  # one is free, and "first" lacks two
+    assert brain.handle(DevicesJoined(6.0, devices(0))) == [Resize("first", devices(0, 2, 3))]
+    assert brain.handle(DevicesJoined(7.0, devices(1))) == []
+    assert brain.handle(JobEnded(8.0, "third")) == [Start("waits", devices(1, 4))]
 
 
 def test_a_new_priority_counts_at_once_for_running_and_for_waiting_jobs() -> None:

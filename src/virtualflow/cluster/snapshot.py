@@ -37,14 +37,14 @@ class Snapshot:
         """All jobs, running ones first."""
         return itertools.chain(self.running.values(), self.queue)
 
-    def fill(self, job: Job, count: int, free: dict[str, int]) -> dict[str, int] | None:
-        """Take *count* devices that the job can use out of *free*, types in the cluster's order; None if some lack.
+    def fill(self, job: Job, count: int, free: dict[str, int], *, have: int = 0) -> dict[str, int] | None:
+        """Take what a job that has *have* devices needs for *count* out of *free*; None if it needs none, or some lack.
 
-        A job that asks for more than all usable devices is content with those.
+        Types are taken in the cluster's order. A job that asks for more than all it can use is content with those.
         """
         usable = [name for name in free if len(free) == 1 or self.throughput.usable(job, name)]
-        wanted = min(count, sum(self.capacity[name] for name in usable))
-        if wanted == 0 or sum(free[name] for name in usable) < wanted:
+        wanted = min(count, sum(self.capacity[name] for name in usable)) - have
+        if wanted <= 0 or sum(free[name] for name in usable) < wanted:
             return None
         taken: dict[str, int] = {}
         for name in usable:

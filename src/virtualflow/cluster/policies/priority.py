@@ -1,7 +1,12 @@
-"""Static priority, the paper's baseline: full demand or nothing, never resized, and who is first in line blocks."""
+"""Static priority, the paper's baseline: full demand or nothing, and who is first in line blocks.
+
+Jobs are never resized for each other's sake. Only one that has lost devices, or whose owner wants more for it again,
+gets what it lacks, before those that wait, once all of that is free.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,8 +28,8 @@ class Priority(Policy):
         return (-state.job.priority, state.job.arrival_seconds)
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        grants: dict[str, Grant] = {}
         free = dict(snapshot.free)
+        grants = self._completed(snapshot, free) if snapshot.lacking and snapshot.idle else {}
         waiting = iter(snapshot.queue)
         for state in waiting:
             counts = snapshot.fill(state.job, state.job.demand, free)
@@ -34,6 +39,14 @@ class Priority(Policy):
                 break
             grants[state.id] = Grant(counts)
         return Decision(grants)
+
+    def _completed(self, snapshot: Snapshot, free: dict[str, int]) -> dict[str, Grant]:
+        grants: dict[str, Grant] = {}
+        for state in snapshot.running.values():
+            more = snapshot.fill(state.job, state.job.demand, free, have=state.allocation)
+            if more is not None:
+                grants[state.id] = Grant(Counter(state.counts) + Counter(more))
+        return grants
 
     def _backfill(
         self,
