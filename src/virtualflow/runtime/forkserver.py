@@ -7,6 +7,7 @@ packet, with file descriptors beside them, and ends, with all its workers, when 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import selectors
@@ -28,9 +29,12 @@ _patience_seconds = 30.0
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the coordinator's business
     connection = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # imports leave no garbage, and looking for it takes half a second
     worker = import_module("virtualflow.runtime.worker")
     import_module("torch._dynamo")  # making an optimizer imports it, which takes a second
     import_module("virtualflow.train.kernel").load()
+    gc.freeze()  # nor need the workers look there, which would copy the pages
+    gc.enable()
     wake_reader, wake_writer = socket.socketpair()
     wake_reader.setblocking(False)
     wake_writer.setblocking(False)
