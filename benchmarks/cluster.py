@@ -2,8 +2,8 @@
 
 Jobs of the two traces really train, under a manager that ``vf cluster up`` has started. Devices are emulated by waits,
 with the paper's step times and communication. A job makes fewer and longer steps than in the paper, so that waiting
-outweighs what its tiny model needs, and takes 1/20 of its time there on the whole. The simulator plays the same scaled
-trace, with what starting, resizing and stepping cost in a calibration run on this machine just before.
+outweighs what its tiny model needs, and takes 1/15 or 1/20 of its time there on the whole. The simulator plays the same
+scaled trace, with what starting, resizing and stepping cost in a calibration run on this machine just before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from virtualflow.sim.workloads import PAPER_FACTORS
 
 # In the 3-job trace the last job comes 77 s after the first has ended under static priority. Where starts take longer
 # than that and the paper's own 86 s, on this scale, it comes before that, and is never stuck behind the second one.
-TIME_SCALE = 1 / 20
+TIME_SCALES = {SMALL: 1 / 15, LARGE: 1 / 20}
 STEP_SECONDS = 0.5  # of a job on its full demand
 POLICIES = ("wfs", "priority")
 # WFS against static priority: makespan, JCT of the highest priority, median JCT, median queueing; then utilisation.
@@ -70,7 +70,7 @@ def run(*, quick: bool) -> None:
             _show_calibration(section, measured)
             results["calibration"] = measured
             for trace, devices in ((SMALL, 4),) if quick else ((SMALL, 4), (LARGE, 8)):
-                jobs = emulations(trace, devices, QUICK_SCALE if quick else TIME_SCALE)
+                jobs = emulations(trace, devices, QUICK_SCALE if quick else TIME_SCALES[trace])
                 results[trace] = experiment(section, home / trace, trace, jobs, devices, measured)
         else:
             print(f"left out: the paper's traces are not in {TRACES.parent}")
@@ -101,14 +101,14 @@ def emulations(name: str, devices: int, scale: float) -> list[Emulation]:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What this machine takes, in seconds: the median of each, over several runs of a job alone."""
+    """What this machine takes, in seconds: the median of each over several runs of a job alone."""
 
     start: float  # from the submit to the first committed step, less an ordinary one
     end: float  # from the last step until the manager knows
     grow: float  # from the wish until the new devices take part; the old ones work meanwhile
     grow_pause: float
     shrink_pause: float
-    step_overhead: float  # of a step, beyond what the devices are told to take
+    step_overhead: float  # of a step in the mean, beyond what the devices are told to take
 
     def costs(self, start: float) -> Costs:
         """A simulated job ends with its last step, so that what ends a real one is added to its *start*."""
@@ -118,15 +118,15 @@ class Calibration:
 
 def calibrate(home: Path, rounds: int) -> Calibration:
     """Run a job alone on 4 devices, shrink it to 2 in its middle and grow it again."""
-    job = Job("calibration", 0.0, 4, 40, "calibration", NODE_SIZE, 8)
-    emulation = Emulation(job, 0.2, ((2, 0.05), (4, 0.1)))
+    job = Job("calibration", 0.0, 4, 60, "calibration", NODE_SIZE, 8)
+    emulation = Emulation(job, 0.1, ((2, 0.15), (4, 0.3)))
     found: dict[str, list[float]] = {name: [] for name in Calibration.__dataclass_fields__}
     for round_ in range(rounds):
         place = home / str(round_)
         with live.manager(place, "--devices", f"{DEVICE}:4", "--policy", "wfs") as client:
             job_id = client.post("/api/jobs", **emulation.body())["id"]
             asked = []
-            for step, devices in ((10, 2), (20, "auto")):
+            for step, devices in ((40, 2), (48, "auto")):
                 while client.get(f"/api/jobs/{job_id}")["step"] < step:
                     time.sleep(0.05)
                 asked.append(time.time())
@@ -136,13 +136,13 @@ def calibrate(home: Path, rounds: int) -> Calibration:
         trail = live.trail(place, job_id)
         shrunk, grown = (at for at, _ in trail.changes[:2])
         full = [gap for (at, _), gap in zip(trail.steps, trail.gaps, strict=False) if at < asked[0] - 1.0]
-        step = statistics.median(full)
+        step = statistics.fmean(full)
         found["start"].append(trail.steps[0][0] - facts["submitted"] - step)
         found["end"].append(facts["ended"] - trail.steps[-1][0])
         found["grow"].append(grown - asked[1])
         found["shrink_pause"].append(_pause(trail, shrunk))
         found["grow_pause"].append(_pause(trail, grown))
-        found["step_overhead"].append(step - 2 * emulation.wave_seconds - 0.1)
+        found["step_overhead"].append(step - 2 * emulation.wave_seconds - 0.3)
     return Calibration(**{name: max(0.0, statistics.median(values)) for name, values in found.items()})
 
 
