@@ -132,29 +132,22 @@ def test_scripts_that_fail_leave_their_last_words_and_are_tried_again(service: S
     assert "/no/such/python can't be started: " in view["reason"]
 
 
-def test_a_killed_coordinator_or_worker_costs_a_restart_and_no_bit(service: Service, calm: str) -> None:
-    job, alone = service.submit(demand=2, virtual_nodes=4, slow=True), service.submit(slow=True)
-    for each in (job, alone):
+def test_a_coordinator_or_worker_that_somebody_ends_costs_a_restart_and_no_bit(service: Service, calm: str) -> None:
+    killed, told, alone = jobs = [service.submit(virtual_nodes=4, slow=True, demand=n) for n in (2, 1, 1)]
+    for each in jobs:
         until(lambda each=each: len(each.steps) > 3)
-    os.kill(job.coordinator, signal.SIGKILL)
+    os.kill(killed.coordinator, signal.SIGKILL)
+    os.kill(told.coordinator, signal.SIGTERM)
     os.kill(alone.view()["workers"][0]["pid"], signal.SIGKILL)
-    job.until(lambda view: view["launches"] == 2)
-    job.until_on(2)
-    job.let_go()
-    job.assert_done(calm)
-    alone.let_go()
+    killed.until(lambda view: view["launches"] == 2)
+    killed.until_on(2)
+    for each in jobs:
+        each.let_go()
+    killed.assert_done(calm)
+    assert told.assert_done(calm)["launches"] == 2
     view = alone.until_over()  # nobody was left who could have written a checkpoint: it began anew
     assert (view["state"], view["launches"]) == ("DONE", 2)
     assert alone.said.splitlines()[-1] == calm
-
-
-def test_a_coordinator_that_somebody_ends_is_no_reason_to_give_up_its_job(service: Service, calm: str) -> None:
-    job = service.submit(demand=2, virtual_nodes=4, slow=True)
-    until(lambda: len(job.steps) > 3)
-    os.kill(job.coordinator, signal.SIGTERM)
-    job.until(lambda view: view["launches"] == 2)
-    job.let_go()
-    job.assert_done(calm)
 
 
 def test_a_device_that_is_taken_out_and_given_back(service: Service, calm: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Finished, Launcher
 from tests.hosts import hosts
 from tests.runtime.driven import TRAIN, Driven, after_a_loss, to
 from tests.runtime.managed import Service
@@ -67,7 +68,15 @@ def on_ray(cluster: Any) -> Iterator[Any]:
         yield backend
 
 
-def test_a_manager_shares_out_a_ray_cluster(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def calm(backend: LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """An undisturbed run on one device, without Ray."""
+    return Driven(backend, tmp_path_factory.mktemp("calm"), SCRIPT).run(1)
+
+
+def test_a_manager_shares_out_a_ray_cluster(
+    cluster: Any, run_job: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     (tmp_path / "slow").touch()
     service = Service(tmp_path / "home", "--backend", "ray", "--device-type", "cpu")
@@ -88,10 +97,7 @@ def test_a_manager_shares_out_a_ray_cluster(cluster: Any, tmp_path: Path, monkey
         printed = service.client.get(f"/api/jobs/{job}/logs")["text"].split()
     finally:
         service.close()
-    local = subprocess.run(
-        [*VF, "run", str(QUEUED), str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert printed[-1] == local.stdout.split()[-1]
+    assert printed[-1] == run_job(QUEUED, 1, [str(tmp_path)]).digest
 
 
 def workers(coordinator: Coordinator) -> list[dict[str, Any]]:
@@ -111,19 +117,23 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def test_bits_are_those_of_local_devices(on_ray: Any, backend: LocalBackend, tmp_path: Path) -> None:
-    calm = Driven(backend, tmp_path / "local", SCRIPT).run(1)
-    for devices in (1, 3):  # three need both machines; two come below
-        finished = Driven(on_ray, tmp_path / f"ray-{devices}", SCRIPT).run(devices)
-        assert_same(calm, finished)
+def test_bits_are_those_of_local_devices_whatever_the_clusters_resources(
+    on_ray: Any, calm: Finished, tmp_path: Path
+) -> None:
+    left = []
+    both_machines = Driven(on_ray, tmp_path / "cores", SCRIPT).run(3)
+    assert_same(calm, both_machines)
+    plan = [(2, lambda _: left.append(free()["big"]))]
+    finished = Driven(on_ray, tmp_path / "big", SCRIPT).run(("big:0", "big:1"), plan, device_type="cpu")
+    assert compare(calm.certificate, finished.certificate).equal
+    assert left == [0.0]
     until(lambda: free() == {"CPU": 3.0, "big": 2.0}, 10.0)
 
 
-def test_resizes_and_a_killed_worker_change_nothing(on_ray: Any, backend: LocalBackend, tmp_path: Path) -> None:
+def test_resizes_and_a_killed_worker_change_nothing(on_ray: Any, calm: Finished, tmp_path: Path) -> None:
     def kill_the_lead(coordinator: Coordinator) -> None:
         os.kill(workers(coordinator)[0]["pid"], signal.SIGKILL)
 
-    calm = Driven(backend, tmp_path / "local", SCRIPT).run(1)
     disturbed = Driven(on_ray, tmp_path / "ray", SCRIPT)
     finished = disturbed.run(2, [(3, to(3)), (5, kill_the_lead), (6, after_a_loss(to(1))), (7, to(2))])
     assert_same(calm, finished)
@@ -133,7 +143,7 @@ def test_resizes_and_a_killed_worker_change_nothing(on_ray: Any, backend: LocalB
 
 
 def test_a_lost_machine_is_lost_workers_and_devices_that_come_back_are_used(
-    cluster: Any, on_ray: Any, backend: LocalBackend, tmp_path: Path
+    cluster: Any, on_ray: Any, calm: Finished, tmp_path: Path
 ) -> None:
     from virtualflow.runtime.ray import machines
 
@@ -154,7 +164,6 @@ def test_a_lost_machine_is_lost_workers_and_devices_that_come_back_are_used(
             times["noticed"] = time.monotonic()
             cluster.add_node(num_cpus=1, wait=False, **SMALL)
 
-    calm = Driven(backend, tmp_path / "local", SCRIPT).run(1)
     disturbed = Driven(on_ray, tmp_path / "ray", SCRIPT)
     disturbed.tick = watch
     finished = disturbed.run(4, [(3, lose_the_machine), (5, after_a_loss(lambda _: None))])
@@ -166,16 +175,6 @@ def test_a_lost_machine_is_lost_workers_and_devices_that_come_back_are_used(
     assert isinstance(joined, DevicesJoined)
     assert len(joined.devices) == 1
     assert not set(joined.devices) & there  # a new machine, new names
-
-
-def test_types_are_the_clusters_resources(on_ray: Any, backend: LocalBackend, tmp_path: Path) -> None:
-    left = []
-    calm = Driven(backend, tmp_path / "local", SCRIPT).run(1)
-    driven = Driven(on_ray, tmp_path / "ray", SCRIPT)
-    plan = [(2, lambda _: left.append(free()["big"]))]
-    finished = driven.run(("big:0", "big:1"), plan, device_type="cpu")
-    assert compare(calm.certificate, finished.certificate).equal
-    assert left == [0.0]
 
 
 def test_devices_that_are_not_there_are_named(on_ray: Any, tmp_path: Path) -> None:
@@ -299,12 +298,13 @@ def running(host: Host, *arguments: str) -> Iterator[tuple[str, subprocess.Popen
             run.kill()
 
 
-def test_two_hosts_without_a_common_folder_and_a_cut_cable(ray_hosts: list[Host], tmp_path: Path) -> None:
+def test_two_hosts_without_a_common_folder_and_a_cut_cable(
+    ray_hosts: list[Host], run_job: Launcher, tmp_path: Path
+) -> None:
     here, there = ray_hosts
     hold = tmp_path / "hold"
     options = json.dumps({"epochs": 5, "evaluate": False, "hold": str(hold)})
-    calm = subprocess.run([*VF, "run", str(JOB), options], capture_output=True, text=True, timeout=100, check=True)
-    expected = certificate(calm.stdout.split()[1])
+    expected = run_job(JOB, 1, [options]).certificate
 
     hold.touch()  # all workers on the other host: their folder is not the job's
     far = ["--backend", "ray", "--devices", "far:2", "--device-type", "cpu", str(JOB), options]
