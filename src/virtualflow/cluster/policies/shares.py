@@ -148,13 +148,16 @@ def protect(claims: Sequence[Claim], before: Sequence[int], after: list[int]) ->
         if claim.weight < highest and after[place] > claim.least and after[place] > before[place]
     ]
     winners.sort(key=lambda place: claims[place].weight)
+    winners.reverse()  # the first to give is the last: of equal weight, the first of all
     for loser in losers:
-        for winner in winners:
-            if claims[winner].weight >= claims[loser].weight:
-                break
-            moved = min(before[loser] - after[loser], after[winner] - max(claims[winner].least, before[winner]))
+        while winners and after[loser] < before[loser] and claims[winners[-1]].weight < claims[loser].weight:
+            winner = winners[-1]
+            spare = after[winner] - max(claims[winner].least, before[winner])
+            moved = min(before[loser] - after[loser], spare)
             after[loser] += moved
             after[winner] -= moved
+            if moved == spare:
+                winners.pop()
 
 
 _ROUNDINGS: dict[str, Split] = {"any": largest_remainder, "pow2": powers_of_two}
