@@ -2,8 +2,8 @@
 
 Jobs of the two traces really train, under a manager that ``vf cluster up`` has started. Devices are emulated by waits,
 with the paper's step times and communication. A job makes fewer and longer steps than in the paper, so that waiting
-outweighs what its tiny model needs, and takes 1/15 or 1/20 of its time there on the whole. The simulator plays the same
-scaled trace, with what starting, resizing and stepping cost in a calibration run on this machine just before.
+outweighs what its tiny model needs, and takes 1/15 of its time there on the whole. The simulator plays the same scaled
+trace, with what starting, resizing and stepping cost in a calibration run on this machine just before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from virtualflow.sim.workloads import PAPER_FACTORS
 
 # In the 3-job trace the last job comes 77 s after the first has ended under static priority. Where starts take longer
 # than that and the paper's own 86 s, on this scale, it comes before that, and is never stuck behind the second one.
-TIME_SCALES = {SMALL: 1 / 15, LARGE: 1 / 20}
+TIME_SCALE = 1 / 15
 STEP_SECONDS = 0.5  # of a job on its full demand
 POLICIES = ("wfs", "priority")
 # WFS against static priority: makespan, JCT of the highest priority, median JCT, median queueing; then utilisation.
@@ -70,7 +70,7 @@ def run(*, quick: bool) -> None:
             _show_calibration(section, measured)
             results["calibration"] = measured
             for trace, devices in ((SMALL, 4),) if quick else ((SMALL, 4), (LARGE, 8)):
-                jobs = emulations(trace, devices, QUICK_SCALE if quick else TIME_SCALES[trace])
+                jobs = emulations(trace, devices, QUICK_SCALE if quick else TIME_SCALE)
                 results[trace] = experiment(section, home / trace, trace, jobs, devices, measured)
         else:
             print(f"left out: the paper's traces are not in {TRACES.parent}")
