@@ -34,7 +34,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint data  ## everything that must hold
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 chaos: setup  ## random schedules of kills and resizes: make chaos MINUTES=10 [SEED=1]
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)

@@ -31,7 +31,11 @@ from virtualflow.runtime.folder import JobFolder, snapshot_of
 from virtualflow.runtime.local import LocalBackend
 from virtualflow.runtime.machines import Names
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]  # Ray warns, and is slow to start
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # Ray warns
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("ray"),  # is slow to start: one cluster for all
+]
 VF = [sys.executable, "-m", "virtualflow.cli.main"]
 QUEUED = Path(__file__).parent.parent / "cli" / "job.py"
 JOB = Path(__file__).parent.parent / "chaos" / "job.py"
