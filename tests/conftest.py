@@ -25,16 +25,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that may take long come first, so that no core has nothing to do at the end."""
-    items.sort(key=_most_seconds, reverse=True)
-
-
-def _most_seconds(item: pytest.Item) -> float:
-    limit = item.get_closest_marker("timeout")
-    return float(limit.args[0]) if limit is not None else 0.0
-
-
 @pytest.fixture(autouse=True)
 def vf_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Jobs of tests leave their files in the test's own folder."""

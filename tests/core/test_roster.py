@@ -422,6 +422,18 @@ def test_a_script_that_kills_whoever_joins_does_not_loop_for_ever() -> None:
     assert deaths > 3
 
 
+def test_those_who_joined_together_and_die_one_after_another_are_no_row() -> None:
+    roster = running("0")
+    roster.resize(tuple("01234567"), 0.0)
+    for device in "1234567":
+        roster.ready(device, 0.0)
+    all_formed(roster, 0.0)
+    for now, device in enumerate("1234567", 1):  # a machine that is much too busy, say
+        assert published(roster.gone(device, float(now))).cause == "loss"
+        all_formed(roster, float(now))
+    assert roster.tick(10.0) == [Start(device) for device in "1234567"]
+
+
 def test_deaths_far_apart_are_never_too_many() -> None:
     roster = running("01")
     now = 0.0

@@ -83,7 +83,8 @@ class Roster:
     told_of_loss: int = 0  # the newest generation that was published because of a loss
     joined_at: dict[DeviceId, float] = field(default_factory=dict)
     warm_since: float = 0.0  # when the first of those who wait to be let in began to
-    losses: int = 0
+    losses: int = 0  # in a row: each of a worker that had joined after the one before
+    lost_last: float = -math.inf  # when that was
     not_before: float = 0.0  # when the next replacement may start
     closed: bool = False  # nobody can join any more
     stopping: bool = False
@@ -109,7 +110,7 @@ class Roster:
     @property
     def _late_seconds(self) -> float:
         """Between the first report of a broken group and the last one that is still believable."""
-        return max(1.0, self.patience_seconds / 10)
+        return max(2.0, self.patience_seconds / 10)
 
     @property
     def is_settled(self) -> bool:
@@ -295,8 +296,12 @@ class Roster:
         return self._give_up_if_hopeless() or self._publish_loss((device,))
 
     def _back_off(self, device: DeviceId, now: float) -> None:
-        lasted_seconds = now - self.joined_at.get(device, now)
-        self.losses = self.losses + 1 if lasted_seconds < YOUNG_SECONDS else 1
+        joined = self.joined_at.get(device, now)
+        if now - joined >= YOUNG_SECONDS:
+            self.losses = 1
+        elif joined >= self.lost_last or not self.losses:
+            self.losses += 1
+        self.lost_last = now
         self.not_before = now + min(0.1 * 2.0**self.losses, 10.0)
 
     def _give_up_if_hopeless(self) -> list[Action]:
