@@ -136,7 +136,7 @@ def test_a_resize_back_to_what_is_there_dismisses_those_who_were_starting() -> N
     assert roster.resize(("0", "1"), 0.0) == [Kill("2")]
     assert roster.is_settled
     assert roster.gone("2", 0.1) == []
-    assert (roster.failures, roster.losses) == (0, 0)  # killed on purpose
+    assert (roster.failures, roster.back_off.losses) == (0, 0)  # killed on purpose
 
 
 def test_late_news_of_a_worker_that_was_dismissed_changes_nothing() -> None:

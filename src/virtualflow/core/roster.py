@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from virtualflow.core.backoff import BackOff
 from virtualflow.core.balance import Speeds, balanced
 from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import DeviceId, Mapping, first_mapping, rebalance
@@ -65,7 +66,6 @@ class Roster:
     speeds: Speeds | None = None  # of the devices, if they are not all alike
     replace_lost: bool = True
     patience_seconds: float = 30.0
-    max_losses: int = 6  # in a row, of workers that had hardly joined
     generation: Generation = field(init=False)
     pending: Generation | None = None  # published, and not yet formed by all
     target: tuple[DeviceId, ...] = ()
@@ -83,9 +83,7 @@ class Roster:
     told_of_loss: int = 0  # the newest generation that was published because of a loss
     joined_at: dict[DeviceId, float] = field(default_factory=dict)
     warm_since: float = 0.0  # when the first of those who wait to be let in began to
-    losses: int = 0  # in a row: each of a worker that had joined after the one before
-    lost_last: float = -math.inf  # when that was
-    not_before: float = 0.0  # when the next replacement may start
+    back_off: BackOff = field(default_factory=BackOff)
     closed: bool = False  # nobody can join any more
     stopping: bool = False
     told_to_stop: int = -1  # the newest generation that was told to stop
@@ -165,7 +163,7 @@ class Roster:
         if self.closed and not set(devices) <= set(self.generation.devices):
             raise MappingError(CLOSED)
         self.target = tuple(devices)
-        self.losses = 0
+        self.back_off.losses = 0
         return self._towards_target(now)
 
     def shrink(self, count: int, now: float) -> list[Action]:
@@ -258,7 +256,7 @@ class Roster:
             if not silent:
                 actions += self._publish_loss(())
             self.lost_at.clear()
-        if self.not_before <= now:
+        if self.back_off.not_before <= now:
             actions += self._towards_target(now)
         return actions
 
@@ -287,29 +285,23 @@ class Roster:
             self.withdraw(device)
         if device not in self.members and device not in (self.pending.devices if self.pending else ()):
             if was_warm or device in self.target:
-                self._back_off(device, now)
+                self._note_loss(device, now)
             return self._give_up_if_hopeless()
         if device not in self.generation.devices and device not in self.holding:
-            self._back_off(device, now)  # a joiner without the state: the others have all they need
+            self._note_loss(device, now)  # a joiner without the state: the others have all they need
         elif device in self.target:
-            self._back_off(device, now)
+            self._note_loss(device, now)
         return self._give_up_if_hopeless() or self._publish_loss((device,))
 
-    def _back_off(self, device: DeviceId, now: float) -> None:
-        joined = self.joined_at.get(device, now)
-        if now - joined >= YOUNG_SECONDS:
-            self.losses = 1
-        elif joined >= self.lost_last or not self.losses:
-            self.losses += 1
-        self.lost_last = now
-        self.not_before = now + min(0.1 * 2.0**self.losses, 10.0)
+    def _note_loss(self, device: DeviceId, now: float) -> None:
+        self.back_off.note(self.joined_at.get(device, now), now)
 
     def _give_up_if_hopeless(self) -> list[Action]:
-        if self.losses > self.max_losses:
+        if self.back_off.is_hopeless:
             return [
                 GiveUp(
-                    f"{self.losses} workers were lost in a row. Something kills every worker that this job starts: "
-                    "look at the script, and at the memory of the machine."
+                    f"{self.back_off.losses} workers were lost in a row. Something kills every worker that this job "
+                    "starts: look at the script, and at the memory of the machine."
                 )
             ]
         return []
@@ -360,7 +352,7 @@ class Roster:
             return self._dismiss(self.warm | self.starting) + self._publish_stop()
         actions = self._dismiss(d for d in self.warm | self.starting if d not in wanted)
         missing = [d for d in wanted if d not in present and d not in self.warm and d not in self.starting]
-        if missing and now >= self.not_before:
+        if missing and now >= self.back_off.not_before:
             actions += self._start(missing)
             missing = []
         if self.starting or missing:
@@ -398,7 +390,6 @@ class Roster:
         return self.pending
 
 
-YOUNG_SECONDS = 10.0  # a worker that is lost sooner after it joined was of no use
 CLOSED = (
     "the job is past the loop of its first Trainer. A worker that joins runs the script from the top, so nobody can "
     "join a later one; fewer devices are possible"
