@@ -20,6 +20,7 @@ from virtualflow.cluster.messages import (
     Suspend,
 )
 from virtualflow.cluster.policies import registry
+from virtualflow.cluster.policies.base import Options
 from virtualflow.errors import ConfigError
 
 ALL = ["wfs", "sjf", "srtf", "priority", "fifo"]
@@ -60,6 +61,14 @@ def test_a_static_job_gets_all_that_it_lacks_before_those_that_wait_or_nothing()
     assert brain.handle(DevicesJoined(6.0, devices(0))) == [Resize("first", devices(0, 2, 3))]
     assert brain.handle(DevicesJoined(7.0, devices(1))) == []
     assert brain.handle(JobEnded(8.0, "third")) == [Start("waits", devices(1, 4))]
+
+
+def test_what_a_job_gets_back_counts_when_the_next_in_line_is_promised_a_time() -> None:
+    brain = scheduler(registry.make("fifo", Options(backfill=True)), "V100:5")
+    big, small = job("big", 5, 1.0), dataclasses.replace(job("small", 1, 2.0), steps=50.0)
+    found = JobsFound(5.0, ((job("lacks", 3), devices(0)),), (big, small))
+    # "big" can have all when "lacks" ends, with the three that it has then; "small" is through before that.
+    assert brain.handle(found) == [Resize("lacks", devices(0, 1, 2)), Start("small", devices(3))]
 
 
 def test_a_new_priority_counts_at_once_for_running_and_for_waiting_jobs() -> None:

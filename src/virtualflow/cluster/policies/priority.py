@@ -41,6 +41,7 @@ class Priority(Policy):
         return Decision(grants)
 
     def _completed(self, snapshot: Snapshot, free: dict[str, int]) -> dict[str, Grant]:
+        """The full demand for running jobs that have less, as far as *free* goes, which is taken from."""
         grants: dict[str, Grant] = {}
         for state in snapshot.running.values():
             more = snapshot.fill(state.job, state.job.demand, free, have=state.allocation)
@@ -73,11 +74,10 @@ class Priority(Policy):
         self, snapshot: Snapshot, first: JobState, grants: dict[str, Grant], idle: int
     ) -> tuple[float, int]:
         """When enough devices will be free for *first*, and how many more than it needs. Types are not told apart."""
-        ends = [(snapshot.now + snapshot.seconds_left(state), state.allocation) for state in snapshot.running.values()]
-        ends += [
-            (snapshot.now + snapshot.seconds_left(state), state.job.demand)
-            for state in snapshot.queue
-            if state.id in grants
+        had = {state.id: state.allocation for state in snapshot.running.values()}
+        has = had | {job_id: sum(grant.counts.values()) for job_id, grant in grants.items()}
+        ends = [
+            (snapshot.now + snapshot.seconds_left(state), has[state.id]) for state in snapshot.jobs() if state.id in has
         ]
         needed = min(first.job.demand, snapshot.devices)
         for seconds, devices in sorted(ends):

@@ -148,7 +148,7 @@ def protect(claims: Sequence[Claim], before: Sequence[int], after: list[int]) ->
         if claim.weight < highest and after[place] > claim.least and after[place] > before[place]
     ]
     winners.sort(key=lambda place: claims[place].weight)
-    winners.reverse()  # the first to give is the last: of equal weight, the first of all
+    winners.reverse()  # taken from the end: the lowest weight first, and of equal ones the first
     for loser in losers:
         while winners and after[loser] < before[loser] and claims[winners[-1]].weight < claims[loser].weight:
             winner = winners[-1]
