@@ -81,7 +81,6 @@ class Coordinator:
             owned.callback(self._write_state)
             owned.callback(self._stop_all)
             self._start(owned)
-            self._crew.watch_exits()
             while self._outcome is None:
                 self._pump(TICK_SECONDS)
                 self._carry_out(self.roster.tick(time.monotonic()))

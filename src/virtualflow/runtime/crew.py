@@ -53,6 +53,7 @@ class Crew:
 
     def __init__(self, backend: Backend, owner: Owner) -> None:
         self.selector = selectors.DefaultSelector()
+        self.selector.register(backend.fileno(), selectors.EVENT_READ, lambda: False)  # pump looks for exits itself
         self.workers: dict[str, Worker] = {}
         self._backend = backend
         self._owner = owner
@@ -62,10 +63,6 @@ class Crew:
     @property
     def is_gone(self) -> bool:
         return not self.workers and not self._retired
-
-    def watch_exits(self) -> None:
-        """Let ``pump`` return as soon as a worker ends."""
-        self.selector.register(self._backend.fileno(), selectors.EVENT_READ, lambda: False)
 
     def start(self, spec: WorkerSpec) -> Worker:
         ours, theirs = socket.socketpair()
