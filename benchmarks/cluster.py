@@ -142,7 +142,7 @@ def calibrate(home: Path, rounds: int) -> Calibration:
         found["grow"].append(grown - asked[1])
         found["shrink_pause"].append(_pause(trail, shrunk))
         found["grow_pause"].append(_pause(trail, grown))
-        found["step_overhead"].append(step - 2 * emulation.wave_seconds - 0.3)
+        found["step_overhead"].append(step - 2 * emulation.wave_seconds - dict(emulation.communication)[4])
     return Calibration(**{name: max(0.0, statistics.median(values)) for name, values in found.items()})
 
 
