@@ -1,4 +1,4 @@
-"""The page, a real manager behind it, and real jobs: submitted, resized and cancelled from the browser."""
+"""The page with a real manager or a real job behind it: submitted, resized and ended from the browser."""
 
 from __future__ import annotations
 
@@ -60,3 +60,23 @@ def test_submit_watch_it_resize_and_cancel(page: Any, manager: Client, tmp_path:
     while manager.get(f"/api/jobs/{second}")["state"] != "DONE":
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+@pytest.mark.timeout(300)
+def test_the_page_of_one_job_resizes_and_stops_it(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "slow").touch()
+    command = [*VF, "run", "--dashboard", "--devices", "2", str(JOB), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            assert run.stderr is not None
+            page.goto(next(line for line in run.stderr if line.startswith("dashboard: ")).split()[1])
+            page.get_by_text("/ 200").first.wait_for(timeout=LONG_MS)  # of its steps
+            page.get_by_role("button", name="Resize…").click()
+            page.locator("#resize-dialog").get_by_role("spinbutton").fill("1")
+            page.get_by_role("button", name="Resize", exact=True).click()
+            page.get_by_text("resize: 1 device(s)").first.wait_for(timeout=LONG_MS)  # among its events
+            page.get_by_role("button", name="Stop…").click()
+            page.get_by_role("button", name="Stop the job").click()
+            assert run.wait(LONG_MS / 1000) == 0
+        finally:
+            run.kill()
