@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from virtualflow.core import membership
 from virtualflow.core.certificate import Certificate
 from virtualflow.events import STREAM, Event, Regrouped, StepDone, read_events
 from virtualflow.runtime.coordinator import Coordinator, Outcome
@@ -34,8 +35,9 @@ def vf_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees what another told ``vf.seed``."""
+    """No test sees what another told ``vf.seed``, or is part of its job."""
     monkeypatch.setattr(seeding, "_seeded", None)
+    monkeypatch.setattr(membership, "_solo", None)
     torch.set_num_threads(1)
 
 

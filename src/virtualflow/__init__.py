@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 from virtualflow.errors import VirtualFlowError
 
 if TYPE_CHECKING:
+    from virtualflow.train.script_state import State
     from virtualflow.train.seeding import seed
     from virtualflow.train.trainer import EpochReport, Trainer
 
 __version__ = "0.1.0"
-__all__ = ["EpochReport", "Trainer", "VirtualFlowError", "__version__", "seed"]
+__all__ = ["EpochReport", "State", "Trainer", "VirtualFlowError", "__version__", "seed"]
 
 _LAZY = {
     "EpochReport": "virtualflow.train.trainer",
+    "State": "virtualflow.train.script_state",
     "Trainer": "virtualflow.train.trainer",
     "seed": "virtualflow.train.seeding",
 }

@@ -88,9 +88,11 @@ class Membership(Protocol):
     def changes(self) -> list[Change]:
         """The generations that this worker has changed to."""
 
+    peers: Any  # the training code's dealings with the other workers, one for all Trainers; it sees the job to its end
+
     def mapping(self, virtual_nodes: int) -> Mapping: ...
-    def new_trainer(self, node_sizes: Sequence[int], parameters: int, peers: Any) -> int:
-        """Count a Trainer of this process: 1 for the first. *peers* takes part in the end of the job."""
+    def new_trainer(self, number: int, node_sizes: Sequence[int], parameters: int) -> None:
+        """This process has made its Trainer of that *number*: 1 for the first."""
 
     def tell_pace(self, step: int, seconds: float, overran: int) -> None:
         """This worker's virtual nodes took so long in a step; so many took longer than the device that they emulate."""
@@ -164,18 +166,21 @@ class Solo:
     def __init__(self) -> None:
         job_id = new_job_id()
         self.job = Job(job_id, home() / "jobs" / job_id)
+        self.peers: Any = None
+        self._training = 0
 
     def mapping(self, virtual_nodes: int) -> Mapping:
         return spread(virtual_nodes, self.devices)
 
-    def new_trainer(self, node_sizes: Sequence[int], parameters: int, peers: Any) -> int:
-        return 1
+    def new_trainer(self, number: int, node_sizes: Sequence[int], parameters: int) -> None:
+        pass
 
     def tell_pace(self, step: int, seconds: float, overran: int) -> None:
         pass
 
     def begin_training(self) -> bool:
-        return True
+        self._training += 1
+        return self._training == 1
 
     def all_have_seen(self, generation: int) -> None:
         pass
@@ -217,6 +222,7 @@ def new_job_id() -> str:
 
 
 _installed: Membership | None = None
+_solo: Solo | None = None
 
 
 def install(membership: Membership | None) -> None:
@@ -231,5 +237,10 @@ def installed() -> Membership | None:
 
 
 def current() -> Membership:
-    """The installed membership, or a new ``Solo``."""
-    return _installed or Solo()
+    """The installed membership, or that of a plain script: one job for the whole process."""
+    global _solo
+    if _installed is None and _solo is None:
+        _solo = Solo()
+    membership = _installed or _solo
+    assert membership is not None
+    return membership

@@ -42,9 +42,9 @@ class Member:
         self._results: list[Any] = []  # of the calls that the job made before its first epoch
         self._calls = 0  # of that kind that this worker has come by
         self.changes: list[Change] = []
-        self._trainers = self._training = 0
+        self._training = 0
         self._told_to_leave = False
-        self._peers: Any = None
+        self.peers: Any = None
         self._handover: TorchGroup | None = None
         if not spec.joins and len(spec.devices) > 1:
             self._form(self._generation)
@@ -78,14 +78,11 @@ class Member:
             return spread(virtual_nodes, (self.device,))
         return first_mapping(self._spec.owners, virtual_nodes, self._spec.devices, self.devices)
 
-    def new_trainer(self, node_sizes: Sequence[int], parameters: int, peers: Any) -> int:
-        self._trainers += 1
-        self._peers = peers
-        if not self.joining and self._trainers == 1:
+    def new_trainer(self, number: int, node_sizes: Sequence[int], parameters: int) -> None:
+        if not self.joining and number == 1:
             self._wire.send(node_sizes=list(node_sizes), parameters=parameters)
             if self._spec.balances:
                 self._await_first_mapping()
-        return self._trainers
 
     def tell_pace(self, step: int, seconds: float, overran: int) -> None:
         if self._spec.reports_pace:
@@ -199,14 +196,14 @@ class Member:
 
     def finish(self) -> None:
         """Stay until every worker has ended its script: one that is behind may need what this one holds."""
-        if self._peers is not None:
-            self._peers.announce_end()
+        if self.peers is not None:
+            self.peers.announce_end()
         self._wire.send(done=True)
         while True:
             self._await(lambda: self._all_done or self._lost_by > self._generation.number or None, None)
             if self._all_done:
                 return
-            self._peers.catch_up()
+            self.peers.catch_up()
             self._wire.send(done=True)
 
     def leave_when_possible(self) -> None:

@@ -1,7 +1,8 @@
 """``vf run --audit``: finds state that a virtual node leaves behind where the job can't see it.
 
-Every step's virtual nodes run twice, in opposite orders. A counter in a module, a cache, or a generator of the user's
-own shows as a gradient that differs between the two.
+Every step's virtual nodes run twice: first those of the next worker, in the opposite order, then the worker's own. A
+counter in a module, a cache, a generator of the user's own, or a variable of the script that a worker that joined does
+not have shows as a gradient that differs between the two.
 """
 
 from __future__ import annotations
@@ -10,30 +11,49 @@ import hashlib
 
 from torch import Tensor
 
+from virtualflow.core.membership import Group
 from virtualflow.errors import HiddenStateError
+from virtualflow.train.peers import gather_packed, unpacked
 from virtualflow.train.reduction import ExactReduction, Reduction
 from virtualflow.train.state import bytes_of
+
+Seen = dict[tuple[int, str], str]
 
 
 class Audit:
     """Compares what each virtual node produced in a rehearsal with what it produced in the step itself."""
 
     def __init__(self) -> None:
-        self._rehearsed: dict[tuple[int, str], bytes] = {}
-        self._recording = False
-        self._step = 0
+        self._rehearsed: Seen = {}
+        self._performed: Seen = {}
+        self._recording = self._rehearsed
         self._node = 0
 
     def rehearsal(self) -> None:
         self._rehearsed.clear()
-        self._recording = True
+        self._recording = self._rehearsed
 
     def performance(self) -> None:
-        self._recording = False
+        self._performed.clear()
+        self._recording = self._performed
 
-    def begin_node(self, reduction: Reduction, step: int, node: int) -> None:
+    def begin_node(self, reduction: Reduction, node: int) -> None:
         reduction.witness = self._see
-        self._step, self._node = step, node
+        self._node = node
+
+    def compare(self, step: int, group: Group | None) -> None:
+        """Refuse a step in which a virtual node gave other bits in the rehearsal, wherever that was."""
+        mine = {"rehearsed": self._rehearsed, "performed": self._performed}
+        everyone = unpacked(gather_packed(mine, group))
+        rehearsed = {
+            key: (rank, seen) for rank, theirs in enumerate(everyone) for key, seen in theirs["rehearsed"].items()
+        }
+        for rank, theirs in enumerate(everyone):
+            for key, seen in theirs["performed"].items():
+                other, before = rehearsed.get(key, (rank, seen))
+                if before != seen:
+                    node, name = key
+                    raise HiddenStateError(_reason(step, node, name, rank, other))
 
     def hash_accumulator(self, reduction: Reduction) -> str | None:
         """sha256 of the reduced sums: where a missing grid shows, long before the model's digest differs."""
@@ -43,14 +63,24 @@ class Audit:
         return hashlib.sha256(bytes_of(sums)).hexdigest()
 
     def _see(self, name: str, value: Tensor) -> None:
-        digest = hashlib.blake2b(bytes_of(value), digest_size=16).digest()
-        key = (self._node, name)
-        if self._recording:
-            self._rehearsed[key] = digest
-        elif self._rehearsed.get(key, digest) != digest:
-            raise HiddenStateError(
-                f"hidden state: in step {self._step}, virtual node {self._node} gave another gradient of {name!r} when "
-                "it ran a second time, after other virtual nodes. Something keeps state from one call of loss_fn to "
-                "the next: a counter or cache in a module, a global, a generator of its own. Keep it in a buffer, or "
-                "derive it from the batch."
-            )
+        self._recording[self._node, name] = hashlib.blake2b(bytes_of(value), digest_size=16).hexdigest()
+
+
+def _reason(step: int, node: int, name: str, rank: int, other: int) -> str:
+    how, cause = (
+        (
+            "when it ran a second time, after other virtual nodes",
+            "Something keeps state from one call of loss_fn to the next: a counter or cache in a module, a global, a "
+            "generator of its own",
+        )
+        if rank == other
+        else (
+            f"on the worker of rank {other} than on that of rank {rank}",
+            "Something that it uses differs between workers: a variable of the script, a counter or cache, a generator "
+            "of its own",
+        )
+    )
+    return (
+        f"hidden state: in step {step}, virtual node {node} gave another gradient of {name!r} {how}. {cause}. Keep it "
+        "in a buffer or a vf.State() in state=[...], or derive it from the batch."
+    )

@@ -85,7 +85,7 @@ def check_savable(value: Any, what: str) -> None:
             torch.load(file, weights_only=True)
         except Exception as error:
             raise CheckpointError(
-                f"the state_dict of {what} can't be saved safely: {str(error).splitlines()[0]}. Checkpoints hold "
+                f"the state of {what} can't be saved safely: {str(error).splitlines()[0]}. Checkpoints hold "
                 "tensors, numbers, strings and dicts, lists and tuples of them."
             ) from error
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from virtualflow.errors import ConfigError
+from virtualflow.train import optimizer_state, script_state
 from virtualflow.train.checkpoint import check_savable
 from virtualflow.train.reduction import sparse_reason
 from virtualflow.train.state import plain_name
@@ -63,13 +64,10 @@ def check_compiled(model: nn.Module, sizes: Iterable[int]) -> None:
 
 def check_state(state: Iterable[Any], optimizer: torch.optim.Optimizer) -> None:
     for item in state:
-        kind = type(item).__name__
-        if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict"):
-            raise ConfigError(
-                f"state= holds a {kind}, which has no state_dict and load_state_dict: the job can't save it or send it "
-                "to another device. Give it both methods, or leave it out."
-            )
-        check_savable(item.state_dict(), f"the {kind} in state=")
+        script_state.check(item)
+        if not isinstance(item, nn.Module):
+            check_savable(script_state.take(item), f"the {type(item).__name__} in state=")
+    optimizer_state.check(optimizer)
     check_savable(optimizer.state_dict(), "the optimizer")
 
 

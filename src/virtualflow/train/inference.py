@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from virtualflow.core import faults
-from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch
 from virtualflow.errors import LossError
+from virtualflow.train.buffers import Buffers
 from virtualflow.train.data import Feed, Request
 from virtualflow.train.loss import read_metric
-from virtualflow.train.peers import Peers
+from virtualflow.train.peers import Peers, gather_packed, unpacked
 from virtualflow.train.scalars import read_pairs, reduce_pairs
 from virtualflow.train.seeding import reseed
-from virtualflow.train.state import Buffers
+from virtualflow.train.state import Parts
 
 MetricFn = Callable[[nn.Module, Any], Any]
 PredictFn = Callable[[nn.Module, Any], Any]
@@ -32,6 +31,7 @@ class Pass:
 
     def __init__(self, length: int, sizes: Sequence[int]) -> None:
         epoch = Epoch(0, np.arange(length, dtype=np.int64), sizes)
+        self.virtual_nodes = len(sizes)
         self.shards = [
             Request(0, step, node, 0, indices)
             for step in range(epoch.steps)
@@ -51,8 +51,9 @@ Function = Callable[[nn.Module, Any], Any]
 class Inference:
     """Runs a function of the model over passes, together with the other workers."""
 
-    def __init__(self, model: nn.Module, seed: int, peers: Peers) -> None:
-        self._model = model
+    def __init__(self, parts: Parts, seed: int, peers: Peers) -> None:
+        self._parts = parts
+        self._model = parts.model
         self._seed = seed
         self._peers = peers
 
@@ -82,15 +83,17 @@ class Inference:
             for place, output in self._outputs(pass_, mine, feed, predict_fn):
                 mine[place] = _to_cpu(output, pass_.shards[place])
             calls.check()
-            return _packed(mine, self._peers.group)
+            return gather_packed(mine, self._peers.group)
 
         return self._peers.agree(attempt)
 
     def _outputs(self, pass_: Pass, done: Container[int], feed: Feed, function: Function) -> Iterator[tuple[int, Any]]:
         # After the loss of a worker only what is missing is computed.
-        shards = [(place, shard) for place, shard in pass_.of(self._peers.nodes) if place not in done]
+        shards = [
+            (place, shard) for place, shard in pass_.of(self._peers.nodes(pass_.virtual_nodes)) if place not in done
+        ]
         feed.announce(shard for _, shard in shards)
-        buffers = Buffers(self._model)
+        buffers = Buffers(self._parts)
         with _in_eval_mode(self._model), torch.no_grad():
             for place, request in shards:
                 self._peers.membership.leave_early()  # the others will compute what is missing
@@ -141,33 +144,11 @@ def _to_cpu(value: Any, request: Request) -> Any:
     )
 
 
-def _packed(mine: dict[int, Any], group: Group | None) -> Tensor:
-    """Every worker's outputs as bytes, one worker's after another's: the length of each, then itself."""
-    buffer = io.BytesIO()
-    torch.save(mine, buffer)
-    packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    length = torch.tensor([len(packed)])
-    if group is None:
-        return torch.cat([length.view(torch.uint8), packed])
-    lengths = [torch.empty_like(length) for _ in range(group.size)]
-    group.gather(length, lengths).wait()
-    padded = torch.zeros(max(int(each) for each in lengths), dtype=torch.uint8)
-    padded[: len(packed)] = packed
-    parts = [torch.empty_like(padded) for _ in range(group.size)]
-    group.gather(padded, parts).wait()
-    pieces = [(each.view(torch.uint8), part[: int(each)]) for each, part in zip(lengths, parts, strict=True)]
-    return torch.cat([piece for pair in pieces for piece in pair])
-
-
 def unpack(packed: Tensor, pass_: Pass) -> Any:
     """The outputs that ``predict`` has packed, in the order of the dataset."""
-    contents = packed.numpy().tobytes()
     everyone: dict[int, Any] = {}
-    start = 0
-    while start < len(contents):
-        end = start + 8 + int.from_bytes(contents[start : start + 8], "little")
-        everyone |= torch.load(io.BytesIO(contents[start + 8 : end]), weights_only=True)
-        start = end
+    for outputs in unpacked(packed):
+        everyone |= outputs
     return _joined([everyone[place] for place in range(len(pass_.shards))])
 
 

@@ -24,14 +24,14 @@ class Keeper:
         self._peers = peers
         self._recorded = recorded
 
-    def save(self, path: Path, position: Position) -> None:
-        self.write_once("save", path, position, lambda: checkpoint.write(path, self._contents(position)))
+    def save(self, path: Path, position: Position, top: dict[str, Any] | None) -> None:
+        self.write_once("save", path, position, lambda: checkpoint.write(path, self._contents(position, top)))
 
-    def keep(self, position: Position) -> None:
+    def keep(self, position: Position, top: dict[str, Any] | None) -> None:
         """Write an automatic checkpoint, if nobody has yet, and drop all but the last two."""
         path = self._folder / f"step-{position.global_step:09d}.pt"
         if not path.exists():
-            checkpoint.write(path, self._contents(position))
+            checkpoint.write(path, self._contents(position, top))
         for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
             old.unlink(missing_ok=True)
 
@@ -49,5 +49,6 @@ class Keeper:
         if self._peers.from_lead(call, position.global_step, written):
             raise failures[-1] if failures else CheckpointError(f"the lead worker could not write {path}")
 
-    def _contents(self, position: Position) -> dict[str, Any]:
-        return {"job": self._facts, **snapshot.take(self._live, position), "results": self._recorded.section}
+    def _contents(self, position: Position, top: dict[str, Any] | None) -> dict[str, Any]:
+        taken = snapshot.take(self._live, position)
+        return {"job": self._facts, **taken, "top": top, "results": self._recorded.section}

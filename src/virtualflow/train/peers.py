@@ -1,13 +1,16 @@
 """This worker's dealings with the others: who runs what now, and calls that all make together.
 
-A call ends in an *agreement*: a small result that is the same on every worker. Agreements are numbered. When a peer is
-lost in the middle of one, those who have it hand it to those who have not; if nobody has it, all try again.
+A call ends in an *agreement*: a small result that is the same on every worker. Agreements are numbered, over all
+Trainers of a process. When a peer is lost in the middle of one, those who have it hand it to those who have not; if
+nobody has it, all try again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,20 +26,27 @@ _DTYPES = (torch.int64, torch.uint8)
 class Peers:
     """The workers of a job as one of them sees them."""
 
-    def __init__(self, membership: Membership, virtual_nodes: int) -> None:
+    def __init__(self, membership: Membership) -> None:
         self.membership = membership
-        self._virtual_nodes = virtual_nodes
         self.agreements = 0
         self.last = torch.zeros(0, dtype=torch.int64)
+        self.trainers = 0  # that this process has made
+
+    @classmethod
+    def of(cls, membership: Membership) -> Peers:
+        """The one that all Trainers of this process share: two counts of agreements could be taken for each other."""
+        if membership.peers is None:
+            membership.peers = cls(membership)
+        peers: Peers = membership.peers
+        return peers
 
     @property
     def group(self) -> Group | None:
         return self.membership.group
 
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """The virtual nodes that this worker runs now."""
-        return self.membership.mapping(self._virtual_nodes).nodes_of(self.membership.device)
+    def nodes(self, virtual_nodes: int) -> tuple[int, ...]:
+        """The virtual nodes that this worker runs now, of so many."""
+        return self.membership.mapping(virtual_nodes).nodes_of(self.membership.device)
 
     @property
     def is_lead(self) -> bool:
@@ -103,6 +113,14 @@ class Peers:
             return torch.cat(everyone)
 
         return [int(each) for each in self.agree(attempt)]
+
+    def exchanged(self, call: str, number: int, value: Any) -> list[Any]:
+        """Every worker's *value*, in the order of their ranks: tensors and plain values, of any size."""
+        return unpacked(self.agree(lambda: self._exchange(call, number, value)))
+
+    def _exchange(self, call: str, number: int, value: Any) -> Tensor:
+        self.announce(call, number).check()
+        return gather_packed(value, self.group)
 
     def from_lead(self, call: str, number: int, value: Callable[[], int], detail: int = 0) -> int:
         """The lead's *value*. If the lead is lost, the next one's."""
@@ -194,3 +212,33 @@ def _name(call: tuple[int, ...]) -> str:
     code, number, detail, _ = call
     arguments = f", arguments {detail & 0xFFFF:04x}" if detail else ""
     return f"{CALLS[code]} (global step {number}{arguments})"
+
+
+def gather_packed(value: Any, group: Group | None) -> Tensor:
+    """Every worker's *value* as bytes, one worker's after another's: the length of each, then itself."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    length = torch.tensor([len(packed)])
+    if group is None:
+        return torch.cat([length.view(torch.uint8), packed])
+    lengths = [torch.empty_like(length) for _ in range(group.size)]
+    group.gather(length, lengths).wait()
+    padded = torch.zeros(max(int(each) for each in lengths), dtype=torch.uint8)
+    padded[: len(packed)] = packed
+    parts = [torch.empty_like(padded) for _ in range(group.size)]
+    group.gather(padded, parts).wait()
+    pieces = [(each.view(torch.uint8), part[: int(each)]) for each, part in zip(lengths, parts, strict=True)]
+    return torch.cat([piece for pair in pieces for piece in pair])
+
+
+def unpacked(packed: Tensor) -> list[Any]:
+    """What ``gather_packed`` has gathered."""
+    contents = packed.numpy().tobytes()
+    values = []
+    start = 0
+    while start < len(contents):
+        end = start + 8 + int.from_bytes(contents[start : start + 8], "little")
+        values.append(torch.load(io.BytesIO(contents[start + 8 : end]), weights_only=True))
+        start = end
+    return values

@@ -57,7 +57,7 @@ def measure(
     else:
         stopwatch = _Stopwatch(runner, pace, _Synthetic(feed), examples)
         result = _communication(job, stopwatch, peers, virtual_nodes, settle)
-    parameters = list(live.model.parameters())
+    parameters = list(live.parts.model.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
     facts = certificate.environment(device) | {"parameters": sum(parameter.numel() for parameter in parameters)}
     (job.folder / RESULT).write_text(json.dumps(result | {"facts": facts}))

@@ -15,7 +15,7 @@ from torch import Tensor
 from virtualflow.core.membership import Group
 
 _ABSENT = -(2**63)
-_FIELDS = 6
+_FIELDS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class NodeScalars:
     integers: int  # digest of the integer buffers it left behind
     unclean: int  # 1 + the index of the first gradient that was not finite, else 0
     is_mean: bool  # whether loss_fn returned a mean, not (total, weight)
+    born: bool = False  # whether its forward made a buffer, or a larger one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class StepScalars:
     """The reports of all virtual nodes that had examples, and the largest value each tensor took over all of them."""
 
     nodes: dict[int, NodeScalars]
-    peaks: list[int]  # bits of a float32; -1 where no virtual node produced anything
+    peaks: list[int]  # bits of a float64; -1 where no virtual node produced anything
 
     @property
     def total(self) -> float:
@@ -94,12 +95,13 @@ def _encode(scalars: NodeScalars) -> list[int]:
         scalars.integers,
         scalars.unclean,
         int(scalars.is_mean),
+        int(scalars.born),
     ]
 
 
 def _decode(fields: list[int]) -> NodeScalars:
-    total, weight, ids, integers, unclean, is_mean = fields
-    return NodeScalars(_bits_float(total), _bits_float(weight), ids, integers, unclean, bool(is_mean))
+    total, weight, ids, integers, unclean, is_mean, born = fields
+    return NodeScalars(_bits_float(total), _bits_float(weight), ids, integers, unclean, bool(is_mean), bool(born))
 
 
 def _float_bits(value: float) -> int:
@@ -111,5 +113,5 @@ def _bits_float(bits: int) -> float:
 
 
 def peak_value(bits: int) -> float:
-    """The float32 whose bits are *bits*; nothing there counts as zero."""
-    return float(struct.unpack("<f", struct.pack("<i", bits))[0]) if bits > 0 else 0.0
+    """The float64 whose bits are *bits*; nothing there counts as zero."""
+    return _bits_float(bits) if bits > 0 else 0.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +70,21 @@ def reseed(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     np.random.seed(seed)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave the generators as they were, whatever is drawn meanwhile: evaluating changes no training."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
 
 
 def make_deterministic(device: torch.device) -> None:

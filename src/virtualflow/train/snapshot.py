@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from virtualflow.core import faults
-from virtualflow.core.grid import Grid
 from virtualflow.core.membership import Group
 from virtualflow.errors import CheckpointError
+from virtualflow.train import optimizer_state
 from virtualflow.train.accumulate import is_dense
-from virtualflow.train.reduction import ExactReduction, Reduction
-from virtualflow.train.state import named_buffers, named_parameters, plain_name
-from virtualflow.train.sums import Sums
+from virtualflow.train.buffers import Buffers, register
+from virtualflow.train.reduction import Reduction
+from virtualflow.train.settings import Settings
+from virtualflow.train.state import Parts, named_parameters
 
 SMALL_BYTES = 1 << 20  # tensors below this travel together
 _TENSOR = "a tensor of the state"
@@ -30,6 +31,7 @@ class Position:
     epoch: int = 0
     step: int = 0
     finished: bool = False
+    in_pass: bool = False  # inside the loop over the epoch's batches
     global_step: int = 0
     chain: str = ""
 
@@ -42,74 +44,77 @@ class Position:
 class Live:
     """The objects that hold a job's state."""
 
-    model: nn.Module
+    parts: Parts
     optimizer: torch.optim.Optimizer
     reduction: Reduction
+    buffers: Buffers
+    settings: Settings
     state: tuple[Any, ...]
     grad_scaler: torch.amp.GradScaler | None
 
 
 def take(live: Live, position: Position) -> dict[str, Any]:
     """The state in *live*, as tensors and plain values."""
-    parameters = named_parameters(live.model)
     return {
         "position": asdict(position),
-        "parameters": {name: parameter.detach() for name, parameter in parameters.items()},
-        "requires_grad": {name: parameter.requires_grad for name, parameter in parameters.items()},
-        "buffers": {buffer.name: buffer.current() for buffer in named_buffers(live.model)},
-        "training": {plain_name(name): module.training for name, module in live.model.named_modules()},
+        "parameters": {name: parameter.detach() for name, parameter in live.parts.parameters().items()},
+        "buffers": {name: tensor for name, _, _, tensor in live.parts.buffers()},
+        "form of buffers": live.buffers.form(),
+        "extra": {name: module.get_extra_state() for name, module in _with_extra_state(live.parts)},
         "optimizer": live.optimizer.state_dict(),
-        "groups": _groups(live.optimizer, parameters),
-        "grids": {kind: {i: g.exponent for i, g in sums.grids.items()} for kind, sums in _sums(live.reduction)},
-        "state": [item.state_dict() for item in live.state],
+        "settings": live.settings.take(),
+        "grids": live.reduction.grids,
         "grad_scaler": live.grad_scaler.state_dict() if live.grad_scaler is not None else None,
     }
 
 
 def put(live: Live, saved: dict[str, Any]) -> Position:
     """Set *live* to what ``take`` returned. Nothing is touched if it does not fit."""
-    parameters = named_parameters(live.model)
-    buffers = {buffer.name: buffer for buffer in named_buffers(live.model)}
-    _check_names("parameter", saved["parameters"], parameters)
-    _check_names("buffer", saved["buffers"], {name: buffer.tensor for name, buffer in buffers.items()})
-    if len(saved["state"]) != len(live.state):
+    parameters = live.parts.parameters()
+    buffers = {name: (module, key, tensor) for name, module, key, tensor in live.parts.buffers()}
+    form = saved["form of buffers"]
+    _check_names("parameter", saved["parameters"], parameters, set())
+    free = form["own form"].keys() | live.buffers.own_form.keys()
+    _check_names("buffer", saved["buffers"], {name: found[2] for name, found in buffers.items()}, free)
+    if len(saved["settings"]["state"]) != len(live.state):
         raise CheckpointError(
-            f"the checkpoint holds {len(saved['state'])} objects of state=[...], this Trainer has {len(live.state)}"
+            f"the checkpoint holds {len(saved['settings']['state'])} objects of state=[...], this Trainer has "
+            f"{len(live.state)}"
         )
     if (saved["grad_scaler"] is None) != (live.grad_scaler is None):
         raise CheckpointError("either the checkpoint or this Trainer has a grad_scaler, and the other has none")
-    _regroup(live.optimizer, parameters, saved.get("groups", []))
-    try:
-        live.optimizer.load_state_dict(saved["optimizer"])
-    except ValueError as error:
-        raise CheckpointError(f"the checkpoint's optimizer is not this one: {error}") from error
+    optimizer_state.regroup(live.optimizer, parameters, saved["settings"]["groups"])
+    optimizer_state.put(live.optimizer, saved["optimizer"])
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.requires_grad_(saved["requires_grad"][name])
             parameter.copy_(saved["parameters"][name])
-        for name, buffer in buffers.items():
-            buffer.current().copy_(saved["buffers"][name])
-    for name, module in live.model.named_modules():
-        module.training = saved["training"].get(plain_name(name), module.training)
-    for item, contents in zip(live.state, saved["state"], strict=True):
-        item.load_state_dict(contents)
+        for name, tensor in saved["buffers"].items():
+            _put_buffer(live.parts, buffers, name, tensor, form["own form"].get(name, True))
+    for name, module in _with_extra_state(live.parts):
+        module.set_extra_state(saved["extra"][name])
+    live.settings.put(saved["settings"])
+    live.buffers.set_form(form)
+    live.reduction.adopt(named_parameters(live.parts.model))
+    live.reduction.buffer_sums.adopt()
     if live.grad_scaler is not None:
         live.grad_scaler.load_state_dict(saved["grad_scaler"])
-    for kind, sums in _sums(live.reduction):
-        sums.grids = {index: Grid(exponent) for index, exponent in saved["grids"].get(kind, {}).items()}
+    live.reduction.grids = saved["grids"]
     return Position(**saved["position"])
 
 
-def _groups(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> list[list[str]]:
-    """The names in each parameter group."""
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    return [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
+def _with_extra_state(parts: Parts) -> list[tuple[str, nn.Module]]:
+    return [(n, m) for n, m in parts.named_modules() if type(m).get_extra_state is not nn.Module.get_extra_state]
 
 
-def _regroup(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], groups: list[list[str]]) -> None:
-    """A script may add parameter groups as it goes, and this worker has not come by there."""
-    if len(groups) > len(optimizer.param_groups):
-        optimizer.param_groups = [{"params": [parameters[name] for name in names]} for names in groups]
+def _put_buffer(parts: Parts, mine: dict[str, Any], name: str, tensor: Tensor, persistent: bool) -> None:
+    module, key, held = mine.get(name, (None, "", None))
+    if held is not None and held.shape == tensor.shape and held.dtype == tensor.dtype:
+        held.copy_(tensor)
+        return
+    owner = (module, key) if module is not None else parts.owner_of(name)
+    if owner is None:
+        raise CheckpointError(f"the checkpoint is of another model: only the checkpoint has the buffer {name!r}")
+    register(owner[0], owner[1], tensor.clone(), persistent)
 
 
 def send(contents: dict[str, Any], group: Group) -> None:
@@ -177,17 +182,13 @@ def _memory_of(dense: Tensor) -> Tensor:
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
-def _sums(reduction: Reduction) -> Iterable[tuple[str, Sums]]:
-    yield "buffers", reduction.buffer_sums
-    if isinstance(reduction, ExactReduction):
-        yield "gradients", reduction.gradient_sums
-
-
-def _check_names(kind: str, saved: dict[str, Tensor], mine: dict[str, Any]) -> None:
-    if odd := saved.keys() ^ mine.keys():
+def _check_names(kind: str, saved: dict[str, Tensor], mine: dict[str, Any], free: AbstractSet[str]) -> None:
+    """Refuse the state of another model. The form of tensors in *free* is the forward's business."""
+    if odd := (saved.keys() ^ mine.keys()) - free:
         where = "the model" if min(odd) in mine else "the checkpoint"
         raise CheckpointError(f"the checkpoint is of another model: only {where} has the {kind} {min(odd)!r}")
-    for name, tensor in saved.items():
+    for name in saved.keys() & mine.keys() - free:
+        tensor = saved[name]
         if tensor.shape != mine[name].shape or tensor.dtype != mine[name].dtype:
             raise CheckpointError(
                 f"the checkpoint is of another model: its {kind} {name!r} is {tensor.dtype} {tuple(tensor.shape)}, the "

@@ -1,10 +1,9 @@
-"""What a job consists of: parameters, buffers, optimizer state. How to name, hash and reset it."""
+"""What a job consists of: parameters, buffers, optimizer state. How to name and hash it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,107 +15,67 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+class Parts:
+    """The modules whose tensors belong to the job, as they are now: the model, and those that ``state=`` lists.
+
+    A tensor of the model has its plain name, one of another module that of its place: ``state[0].weight``.
+    """
+
+    def __init__(self, model: nn.Module, state: Sequence[Any] = ()) -> None:
+        self.model = model
+        self._roots = {"": model}
+        for place, item in enumerate(state):
+            if isinstance(item, nn.Module):
+                self._roots[f"state[{place}]"] = item
+
+    def modules(self) -> list[nn.Module]:
+        return list(dict.fromkeys(module for root in self._roots.values() for module in root.modules()))
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        seen: set[nn.Module] = set()
+        for place, root in self._roots.items():
+            for name, module in root.named_modules(seen):
+                yield joined(place, plain_name(f"{name}.").rstrip(".")), module
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters, tied ones once."""
+        found: dict[nn.Parameter, str] = {}
+        for name, module in self.named_modules():
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    found.setdefault(parameter, joined(name, key))
+        return {name: parameter for parameter, name in found.items()}
+
+    def buffers(self) -> list[tuple[str, nn.Module, str, Tensor]]:
+        """All buffers, shared ones once, those that are not in a state_dict too: name, module, key there, tensor."""
+        found: dict[int, tuple[str, nn.Module, str, Tensor]] = {}
+        for name, module in self.named_modules():
+            for key, tensor in module._buffers.items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), (joined(name, key), module, key, tensor))
+        return list(found.values())
+
+    def owner_of(self, name: str) -> tuple[nn.Module, str] | None:
+        """The module that holds the tensor *name*, or would hold it, and its key there."""
+        path, _, key = name.rpartition(".")
+        module = next((module for other, module in self.named_modules() if other == path), None)
+        return None if module is None else (module, key)
+
+
+def joined(prefix: str, name: str) -> str:
+    """The name of what is *name* in the module *prefix*."""
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The model's parameters, tied ones once."""
     return {plain_name(name): parameter for name, parameter in model.named_parameters()}
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A buffer, and the module that holds it: a forward may write it, or put another tensor in its place."""
-
-    name: str
-    module: nn.Module
-    key: str
-    tensor: Tensor
-
-    def current(self) -> Tensor:
-        held = self.module._buffers[self.key]
-        return self.tensor if held is None else held
-
-    def put_back(self) -> None:
-        """Copy a tensor that took this one's place into it."""
-        if (current := self.current()) is not self.tensor:
-            self.tensor.copy_(current)
-            self.module._buffers[self.key] = self.tensor
-
-
-def named_buffers(model: nn.Module) -> list[Buffer]:
-    """The model's buffers, shared ones once, those that are not in its state_dict too."""
-    found: dict[int, Buffer] = {}
-    for prefix, module in model.named_modules():
-        for key, tensor in module._buffers.items():
-            if tensor is not None:
-                name = plain_name(f"{prefix}.{key}" if prefix else key)
-                found.setdefault(id(tensor), Buffer(name, module, key, tensor))
-    return list(found.values())
-
-
-class Buffers:
-    """The model's buffers as the step sees them: every virtual node starts from the same values."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.all = named_buffers(model)
-        self._start = [buffer.tensor.clone() for buffer in self.all]
-        self.changed: list[int] = []  # by the virtual node that ran last
-
-    def hold(self) -> None:
-        """Take the buffers' values as those that the step starts from."""
-        self.compare()
-        for index in self.changed:
-            self.all[index].put_back()
-            self._start[index].copy_(self.all[index].tensor)
-        self.changed = []
-
-    def compare(self) -> None:
-        """Find out which buffers differ from their values at the step's start."""
-        # By value: batch norm writes its statistics without raising their version.
-        self.changed = [
-            index
-            for index, (buffer, start) in enumerate(zip(self.all, self._start, strict=True))
-            if not torch.equal(buffer.current(), start)
-        ]
-
-    def restore(self) -> None:
-        """Set every changed buffer to its value at the step's start."""
-        for index in self.changed:
-            buffer = self.all[index]
-            buffer.module._buffers[buffer.key] = buffer.tensor
-            buffer.tensor.copy_(self._start[index])
-        self.changed = []
-
-    def differences(self, weight: int) -> list[Tensor]:
-        """How far each changed buffer is from its value at the step's start, times *weight*; exact for integers."""
-        if not self.changed:
-            return []
-        # In two calls for all of them: a batch norm layer has three, and they are small.
-        currents = [_as_real(self.all[index].current().detach()) for index in self.changed]
-        differences = torch._foreach_sub(currents, [_as_real(self._start[index]) for index in self.changed])
-        torch._foreach_mul_(differences, weight)
-        return list(differences)
-
-    def advance(self, index: int, difference: Tensor) -> None:
-        """Move a buffer to its start plus *difference*."""
-        start, tensor = self._start[index], self.all[index].tensor
-        tensor.copy_(start + difference.to(start.dtype) if start.dtype != torch.bool else start ^ (difference != 0))
-
-    def integers(self) -> int:
-        """63 bits that stand for the values of all changed integer buffers: virtual nodes must agree on them."""
-        digest = hashlib.blake2b(digest_size=8)
-        for index in self.changed:
-            if not self.all[index].tensor.is_floating_point():
-                digest.update(bytes_of(self.all[index].current()))
-        return int.from_bytes(digest.digest(), "little") >> 1
-
-
-def _as_real(tensor: Tensor) -> Tensor:
-    return tensor if tensor.is_floating_point() else tensor.double()
-
-
-def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """sha256 over the model's parameters and buffers and the optimizer's state."""
+def digest(parts: Parts, optimizer: torch.optim.Optimizer) -> str:
+    """sha256 over the parameters and buffers of all modules, and the optimizer's state."""
     sha = hashlib.sha256()
-    for name, value in _contents(model, optimizer):
+    for name, value in contents(parts, optimizer):
         sha.update(f"{name}\0".encode())
         if isinstance(value, Tensor):
             sha.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
@@ -126,15 +85,27 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return sha.hexdigest()
 
 
-def _contents(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    parameters = named_parameters(model)
-    for name, parameter in sorted(parameters.items()):
-        yield name, parameter
-    for buffer in sorted(named_buffers(model), key=lambda buffer: buffer.name):
-        yield buffer.name, buffer.current()
-    for name, parameter in sorted(parameters.items()):
+def contents(parts: Parts, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    """Everything that is hashed: tensors and plain values, each with its name, in a fixed order."""
+    parameters = sorted(parts.parameters().items())
+    yield from parameters
+    for name, _, _, tensor in sorted(parts.buffers(), key=lambda found: found[0]):
+        yield name, tensor
+    for name, parameter in parameters:
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-            yield f"optimizer {key} of {name}", value
+            yield from flattened(value, f"optimizer {key} of {name}")
+
+
+def flattened(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The tensors and plain values in a nesting of dicts, lists and tuples, each with its name."""
+    if isinstance(value, Mapping):
+        for key in value:
+            yield from flattened(value[key], f"{name} {key}")
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from flattened(item, f"{name} {place}")
+    else:
+        yield name, value
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -6,6 +6,7 @@ import math
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import GlobalBatch
 from virtualflow.errors import DeviceMemoryError, HiddenStateError, LossError, NonFiniteError
 from virtualflow.train.audit import Audit
+from virtualflow.train.buffers import Birth, Buffers
+from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.data import Feed, Request, Shard
 from virtualflow.train.loss import Loss, read_loss
 from virtualflow.train.pace import Pace
@@ -24,7 +27,7 @@ from virtualflow.train.peers import Peers
 from virtualflow.train.reduction import Reduction
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
 from virtualflow.train.seeding import reseed
-from virtualflow.train.state import Buffers
+from virtualflow.train.state import Parts, named_parameters
 
 LossFn = Callable[[nn.Module, Any], Any]
 MAX_ATTEMPTS = 4  # one to measure, one to move the grids, and two that can only mean a loss that is not replayable
@@ -37,6 +40,7 @@ class StepSettings:
     loss_fn: LossFn
     seed: int
     virtual_nodes: int
+    trainer: int  # its number in this process
     clip_grad_norm: float | None = None
     on_nan: str = "raise"
     mixed: bool = False  # device types, whose kernels round differently: scalars are computed once
@@ -58,7 +62,7 @@ class StepRunner:
 
     def __init__(
         self,
-        model: nn.Module,
+        parts: Parts,
         optimizer: torch.optim.Optimizer,
         reduction: Reduction,
         buffers: Buffers,
@@ -67,10 +71,11 @@ class StepRunner:
         peers: Peers,
         audit: Audit | None,
         pace: Pace,
+        bystanders: Bystanders,
     ) -> None:
-        self._model = model
+        self._parts = parts
+        self._model = parts.model
         self._optimizer = optimizer
-        self._parameters = list(model.parameters())
         self._reduction = reduction
         self._buffers = buffers
         self._settings = settings
@@ -78,38 +83,62 @@ class StepRunner:
         self._peers = peers
         self._audit = audit
         self._pace = pace
+        self._bystanders = bystanders
+        self._steps = 0  # that this worker has made
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed) -> StepResult:
         """Run one step on *batch*, together with the other workers."""
-        self._buffers.hold()
+        self._reduction.adopt(named_parameters(self._model))
+        if self._buffers.hold():
+            self._reduction.buffer_sums.adopt()
+        if self._steps == 1:  # later ones are found at the ends of epochs
+            self._bystanders.check("it has changed since the first step")
         self._pace.begin_step()
         for attempt in range(MAX_ATTEMPTS):
             attempt_at = _Attempt(batch, global_step, attempt)
             packed = self._peers.agree(lambda: self._attempt(attempt_at, feed))  # noqa: B023  (called at once)
             faults.reach("after the scalars")
             scalars = read_scalars(packed, self._settings.virtual_nodes)
-            if self._reduction.accept(scalars.peaks):
+            if any(report.born for report in scalars.nodes.values()):
+                self._share_births(global_step)
+            elif self._reduction.accept(scalars.peaks):
                 break
         else:
             raise HiddenStateError(
                 f"step {global_step} gave other gradients on each of {MAX_ATTEMPTS} attempts. Something in the model "
                 "or loss_fn keeps state between calls; `vf run --audit` finds out what."
             )
-        return self._commit(attempt_at, scalars)
+        result = self._commit(attempt_at, scalars)
+        self._steps += 1
+        return result
 
     def abandon(self) -> None:
         """Undo what an unfinished attempt has left: only committed steps count."""
         self._buffers.compare()
         self._buffers.restore()
 
+    def _share_births(self, global_step: int) -> None:
+        """Give every worker the buffers that virtual nodes have made; the step is replayed with them."""
+        mine = {name: (birth.node, birth.tensor, birth.persistent) for name, birth in self._buffers.born.items()}
+        births: dict[str, Birth] = {}
+        for theirs in self._peers.exchanged("step", global_step, mine):
+            for name, fields in theirs.items():
+                births[name] = min((Birth(*fields), *([births[name]] if name in births else [])), key=lambda b: b.rank)
+        self.abandon()
+        self._buffers.adopt(births)
+        self._reduction.buffer_sums.adopt()
+
     def _attempt(self, attempt: _Attempt, feed: Feed) -> Tensor:
         batch = attempt.batch
         self.abandon()  # the last attempt may have ended in the middle of a virtual node
         # Compared while the waves run, before anything is reduced: no extra round trip.
-        calls = self._peers.announce("step", attempt.global_step, derive(0, batch.epoch, batch.step))
-        busy = [node for node in self._peers.nodes if len(batch.shards[node])]
-        if self._audit is not None and attempt.number == 0:
-            self._rehearse(attempt, busy, feed)
+        calls = self._peers.announce(
+            "step", attempt.global_step, derive(0, self._settings.trainer, batch.epoch, batch.step)
+        )
+        self._buffers.born = {}
+        busy = [node for node in self._peers.nodes(self._settings.virtual_nodes) if len(batch.shards[node])]
+        if self._audit is not None:
+            self._rehearse(attempt, feed)
         self._reduction.begin(self._peers.group)
         mine: dict[int, NodeScalars] = {}
         for node in busy:
@@ -117,17 +146,25 @@ class StepRunner:
         if not busy:
             calls.check()
         self._reduction.flush()
+        if self._audit is not None:
+            self._audit.compare(attempt.global_step, self._peers.group)
         faults.reach("before the scalars")
         # Last, and only by a worker that holds all sums: whoever completes this knows that everyone holds them.
         return reduce_scalars(mine, self._reduction.peaks(), self._settings.virtual_nodes, self._peers.group)
 
-    def _rehearse(self, attempt: _Attempt, busy: Sequence[int], feed: Feed) -> None:
-        """Run the virtual nodes once in another order, for the audit to compare."""
+    def _rehearse(self, attempt: _Attempt, feed: Feed) -> None:
+        """Run the next worker's virtual nodes in the opposite order, for the audit to compare."""
         assert self._audit is not None
+        membership = self._peers.membership
+        following = membership.devices[(membership.devices.index(membership.device) + 1) % len(membership.devices)]
+        nodes = membership.mapping(self._settings.virtual_nodes).nodes_of(following)
         self._reduction.begin(self._peers.group)
         self._audit.rehearsal()
-        for node in reversed(busy):
-            self._run_node(attempt, node, feed, None)
+        for node in reversed(nodes):
+            if len(attempt.batch.shards[node]):
+                self._run_node(attempt, node, feed, None)
+        self.abandon()
+        self._buffers.born = {}
         self._audit.performance()
 
     def _run_node(
@@ -139,10 +176,12 @@ class StepRunner:
         reseed(derive(self._settings.seed, "node", attempt.global_step, node))
         self._reduction.begin_node(last=before_sending is not None)
         if self._audit is not None:
-            self._audit.begin_node(self._reduction, attempt.global_step, node)
+            self._audit.begin_node(self._reduction, node)
         try:
             faults.reach("forward")
-            loss = self._forward(shard, attempt.global_step)
+            watch = self._bystanders.watched(attempt.global_step, node) if self._steps == 0 else nullcontext()
+            with watch:
+                loss = self._forward(shard, attempt.global_step)
             if before_sending is not None:
                 asked = time.perf_counter()
                 before_sending()
@@ -153,16 +192,17 @@ class StepRunner:
                 raise DeviceMemoryError(_memory_advice(node, shard.examples, attempt.global_step, error)) from error
             raise
         self._buffers.compare()
+        born = self._buffers.end_node(node)
         integers = self._buffers.integers()
         unclean = self._reduction.end_node(shard.examples)
         self._pace.end_wave(shard.examples, attempt.global_step)
         total = float(loss.total.detach()) * (shard.examples if loss.is_mean else 1)
-        return NodeScalars(total, loss.weight, shard.ids, integers, unclean, loss.is_mean)
+        return NodeScalars(total, loss.weight, shard.ids, integers, unclean, loss.is_mean, born)
 
     def _forward(self, shard: Shard, global_step: int) -> Loss:
-        versions = [parameter._version for parameter in self._parameters]
+        versions = [parameter._version for parameter in self._reduction.parameters]
         loss = read_loss(self._settings.loss_fn(self._model, shard.batch), shard.examples)
-        if versions != [parameter._version for parameter in self._parameters]:
+        if versions != [parameter._version for parameter in self._reduction.parameters]:
             changed = [
                 name
                 for (name, parameter), version in zip(self._model.named_parameters(), versions, strict=True)
@@ -200,7 +240,6 @@ class StepRunner:
         norm = self._update(norm)
         self._pace.end_update(len(self._peers.membership.devices))
         faults.reach("after the commit")
-        reseed(derive(seed, "after", attempt.global_step))
         ids = tuple(node.ids for node in scalars.nodes.values())
         return StepResult(scalars.total / scalars.weight, norm, ids, attempt.number + 1, accumulator)
 
@@ -217,7 +256,7 @@ class StepRunner:
             self._scaler.unscale_(self._optimizer)
             norm = None if norm is None else norm / scale
         if limit is not None:
-            norm = _clip(self._parameters, limit, norm)
+            norm = _clip(self._reduction.parameters, limit, norm)
         if self._scaler is not None:
             self._scaler.step(self._optimizer)
             self._scaler.update()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 import time
 import warnings
@@ -11,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from virtualflow.core import membership as memberships
 from virtualflow.core.certificate import EMPTY_CHAIN, extend_chain
 from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes
-from virtualflow.errors import CheckpointError, ConfigError, CoordinatorLostError, ReplicaError
+from virtualflow.errors import CheckpointError, ConfigError, CoordinatorLostError
 from virtualflow.events import (
     STREAM,
     EpochEnded,
@@ -34,6 +35,8 @@ from virtualflow.events import (
 )
 from virtualflow.train import allocator, certificate, checkpoint, checks, inference, profiler, snapshot
 from virtualflow.train.audit import Audit
+from virtualflow.train.buffers import Buffers
+from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.data import Collate, Dataset, Feed, length_of
 from virtualflow.train.keeper import Keeper
 from virtualflow.train.loading import Loading, requests
@@ -41,9 +44,11 @@ from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.recorded import Recorded
 from virtualflow.train.reduction import ExactReduction, FastReduction
-from virtualflow.train.seeding import make_deterministic, pin_threads, seeded
+from virtualflow.train.replicas import Replicas
+from virtualflow.train.seeding import generators_kept, make_deterministic, pin_threads, reseed, seeded
+from virtualflow.train.settings import Settings
 from virtualflow.train.snapshot import Live, Position
-from virtualflow.train.state import Buffers, digest, named_parameters, tensors_in
+from virtualflow.train.state import Parts, contents, digest, named_parameters, tensors_in
 from virtualflow.train.step import LossFn, StepResult, StepRunner, StepSettings
 
 COMPARE_EVERY = 100  # steps, on mixed device types
@@ -74,7 +79,7 @@ class Trainer:
         *,
         batch_size: int,
         virtual_nodes: int | Sequence[int],
-        state: Sequence[Any] = (),
+        state: Any = (),
         reduction: str = "exact",
         seed: int | None = None,
         clip_grad_norm: float | None = None,
@@ -86,6 +91,7 @@ class Trainer:
         loader_workers: int = 0,
     ) -> None:
         self._membership = memberships.current()
+        state = tuple(state) if isinstance(state, list | tuple) else (state,)
         self._sizes = self._planned_sizes(batch_size) or node_sizes(batch_size, virtual_nodes)
         self._membership.mapping(len(self._sizes))  # refuses too many devices before anything else is done
         checks.check_choices(reduction, on_nan, loader_workers, clip_grad_norm)
@@ -95,30 +101,41 @@ class Trainer:
         if reduction == "exact":
             checks.check_compiled(model, self._sizes)
         self._device = self._prepare_device(model, reduction)
-        self._peers = Peers(self._membership, len(self._sizes))
+        self._peers = Peers.of(self._membership)
+        self._peers.trainers += 1
+        self._number = self._peers.trainers
         self._recorded = Recorded(self._membership)
         self._seed = self._choose_seed(seed, derive(0, reduction, on_nan, repr(self._sizes), repr(seed)))
         self._share_initial_model(model)
         self._loading = Loading(self._sizes, self._seed, self._device, collate_fn, sampler, drop_last, loader_workers)
         self._pace = Pace(self._membership.job.emulated)
-        buffers = Buffers(model)
+        parts = Parts(model, state)
+        buffers = Buffers(parts)
         kind = ExactReduction if reduction == "exact" else FastReduction
         reducer = kind(named_parameters(model), buffers, len(self._sizes))
-        self._live = Live(model, optimizer, reducer, tuple(state), grad_scaler)
+        settings = Settings(parts, optimizer, state)
+        self._live = Live(parts, optimizer, reducer, buffers, settings, state, grad_scaler)
+        self._bystanders = Bystanders(loss_fn, parts, state)
         self._runner = StepRunner(
-            model,
+            parts,
             optimizer,
             reducer,
             buffers,
-            StepSettings(loss_fn, self._seed, len(self._sizes), clip_grad_norm, on_nan, self._membership.job.mixed),
+            StepSettings(
+                loss_fn, self._seed, len(self._sizes), self._number, clip_grad_norm, on_nan, self._membership.job.mixed
+            ),
             grad_scaler,
             self._peers,
             Audit() if self._membership.job.audit else None,
             self._pace,
+            self._bystanders,
         )
+        self._replicas = Replicas(self._live, self._peers)
         self._keeper = Keeper(self._membership.job, self._job_facts(), self._live, self._peers, self._recorded)
-        self._inference = inference.Inference(model, self._seed, self._peers)
+        self._inference = inference.Inference(parts, self._seed, self._peers)
         self._position = Position(chain=EMPTY_CHAIN)
+        self._top: dict[str, Any] | None = None  # the settings as they were at the top of the epoch
+        self._entering: dict[str, Any] | None = None  # the state with which this worker comes into a running epoch
         self._resumable: bool | None = None  # as soon as it trains: whether it is the script's first that does
         self._in_epochs = False
         self._pass_begun = False
@@ -149,20 +166,30 @@ class Trainer:
         if self._resumable is None:
             self._resumable = self._membership.begin_training()
         if self._membership.joining:
-            model = sum(parameter.nbytes for parameter in self._live.model.parameters())
-            allocator.have_ready(4 * model)  # the state that comes, with an optimizer's, and the sums
+            parameters = sum(parameter.nbytes for parameter in self._live.parts.parameters().values())
+            allocator.have_ready(4 * parameters)  # the state that comes, with an optimizer's, and the sums
             self._peers.join(self._receive_state)
         elif self._membership.job.resume_from is not None and self._resumable and self.global_step == 0:
             self.load(self._membership.job.resume_from)
         for epoch in range(self._position.next_epoch, count):
-            if epoch != self._position.epoch or self._position.finished:
-                self._position.epoch, self._position.step, self._position.finished = epoch, 0, False
-            self._in_epochs, self._pass_begun = True, False
-            self._recorded.new_section()
+            self._begin_epoch(epoch)
             self._epochs_in_all = count
             yield epoch
             self._position.finished = True
         self._in_epochs = False
+
+    def _begin_epoch(self, epoch: int) -> None:
+        position = self._position
+        if epoch != position.epoch or position.finished:
+            position.epoch, position.step, position.finished, position.in_pass = epoch, 0, False, False
+            self._entering = None
+        elif self._entering is not None and self._entering["top"] is not None:
+            # What the script does at the top of this epoch starts from where it started then.
+            self._live.settings.put(self._entering["top"])
+        self._top = self._live.settings.take_copy()
+        self._in_epochs, self._pass_begun = True, False
+        self._recorded.new_section()
+        reseed(derive(self._seed, "epoch", epoch))
 
     def batches(self, dataset: Dataset) -> Iterator[GlobalBatch]:
         """The global batches of this epoch: for ``step``, once each, from where the job stands."""
@@ -180,17 +207,26 @@ class Trainer:
             profiler.measure(
                 self._peers, self._runner, self._pace, feed, length, len(self._sizes), self._live, self._settle
             )
+        self._enter_pass()
         first = self._position.step
-        self._recorded.in_pass = True
         self._fed_generation = -1
         self._events.write(EpochStarted(epoch.number, self._epochs_in_all, epoch.steps, first))
         try:
             for step in range(first, epoch.steps):
+                self._position.step = step  # the script may have skipped a batch
                 self._cross_boundary(epoch, step, feed)
+                reseed(derive(self._seed, "batch", epoch.number, step))
                 yield epoch.batch(step)
             self._close_epoch(epoch)
         finally:
             self._position.finished = True
+
+    def _enter_pass(self) -> None:
+        """The script is where the job is: from here on this worker has the job's state."""
+        if self._entering is not None and self._position.in_pass:
+            snapshot.put(self._live, self._entering)
+        self._entering = None
+        self._position.in_pass = self._recorded.in_pass = True
 
     def step(self, batch: GlobalBatch) -> float:
         """Train on one global batch; return its mean loss, the same on every worker."""
@@ -206,6 +242,8 @@ class Trainer:
             self._runner.abandon()
             self._keep()  # whoever is left: the lead may be gone too
             raise
+        finally:
+            reseed(derive(self._seed, "after", batch.epoch, batch.step))
         self._record(batch, result, time.perf_counter() - started)
         self._membership.tell_pace(self.global_step, self._pace.wave_seconds, self._pace.overran)
         return result.loss
@@ -241,18 +279,19 @@ class Trainer:
 
     def evaluate(self, dataset: Dataset, metric_fn: inference.MetricFn) -> float:
         """The mean of a metric over *dataset*; ``metric_fn(model, batch)`` returns ``(total, weight)``."""
-        return float(self._recorded(lambda: self._evaluate(dataset, metric_fn)))
+        with generators_kept():
+            return float(self._recorded(lambda: self._evaluate(dataset, metric_fn)))
 
     def predict(self, dataset: Dataset, predict_fn: inference.PredictFn = inference.default_predict) -> Any:
         """The model's outputs for every example of *dataset*, in its order, on every worker."""
         pass_ = inference.Pass(length_of(dataset, "predict"), self._sizes)
-        with self._loading.feed(dataset) as feed:
+        with generators_kept(), self._loading.feed(dataset) as feed:
             packed = self._recorded(lambda: self._inference.predict(pass_, feed, predict_fn, self.global_step))
         return inference.unpack(packed, pass_)
 
     def digest(self) -> str:
-        """sha256 over the model, its buffers and the optimizer's state."""
-        return digest(self._live.model, self._live.optimizer)
+        """sha256 over the model, its buffers and the optimizer's state, and over the modules in ``state=``."""
+        return digest(self._live.parts, self._live.optimizer)
 
     def save(self, path: str | Path) -> None:
         """Write the job's state, so that any number of devices can go on from it.
@@ -266,19 +305,23 @@ class Trainer:
         path = Path(path)
         if self._membership.joining:
             return  # the job has long gone on from there
-        contents = checkpoint.read(path)
+        saved = checkpoint.read(path)
         if not force:
-            checkpoint.check_same_job(path, contents["job"], self._job_facts())
-        elif contents["job"].get("node_sizes") != self._job_facts()["node_sizes"]:
-            contents["grids"] = {}
-        self._position = snapshot.put(self._live, contents)
-        self._recorded.replay(contents["results"] if self._position.step and not self._position.finished else [])
+            checkpoint.check_same_job(path, saved["job"], self._job_facts())
+        elif saved["job"].get("node_sizes") != self._job_facts()["node_sizes"]:
+            saved["grids"] = {}
+        position = Position(**saved["position"])
+        inside = position.in_pass and not position.finished
+        # Put in here for the script, and once more where its loop is, after what it does at the top of the epoch.
+        self._position = snapshot.put(self._live, copy.deepcopy(saved) if inside else saved)
+        self._entering = saved
+        self._recorded.replay(saved["results"] if inside else [])
         self._check_replicas("load", "after load")
         self._events.write(Loaded(self.global_step, str(path), self._position.chain))
 
     def export(self, path: str | Path) -> None:
         """Write the model's plain ``state_dict``, for use without VirtualFlow."""
-        model = getattr(self._live.model, "_orig_mod", self._live.model)
+        model = getattr(self._live.parts.model, "_orig_mod", self._live.parts.model)
         write = lambda: checkpoint.write_atomically(Path(path), model.state_dict())  # noqa: E731
         self._recorded(lambda: self._keeper.write_once("export", Path(path), self._position, write))
 
@@ -333,9 +376,9 @@ class Trainer:
         return {"seed": self._seed, "batch_size": sum(sizes), "virtual_nodes": len(sizes), "node_sizes": list(sizes)}
 
     def _stream(self) -> Path:
-        parameters = sum(parameter.numel() for parameter in self._live.model.parameters())
-        number = self._membership.new_trainer(self._sizes, parameters, self._peers)
-        return self._membership.job.folder / (STREAM if number == 1 else f"events-{number}.jsonl")
+        parameters = sum(parameter.numel() for parameter in self._live.parts.model.parameters())
+        self._membership.new_trainer(self._number, self._sizes, parameters)
+        return self._membership.job.folder / (STREAM if self._number == 1 else f"events-{self._number}.jsonl")
 
     def _settle(self) -> None:
         """Between two steps: the one place where membership changes by plan."""
@@ -358,7 +401,7 @@ class Trainer:
         if self._membership.job.mixed and self.global_step and self.global_step % COMPARE_EVERY == 0:
             self._check_replicas("step", f"at step {self.global_step}")
         if self._fed_generation != self._membership.generation:
-            feed.announce(requests(epoch, step, self._peers.nodes))
+            feed.announce(requests(epoch, step, self._peers.nodes(len(self._sizes))))
             self._fed_generation = self._membership.generation
 
     def _tell_of_changes(self) -> None:
@@ -380,17 +423,18 @@ class Trainer:
     def _keep(self) -> None:
         """Write an automatic checkpoint, for the one Trainer that can be resumed."""
         if self._resumable:
-            self._keeper.keep(self._position)
+            self._keeper.keep(self._position, self._top)
 
     def _send_state(self, group: Group) -> None:
-        contents = snapshot.take(self._live, self._position)
+        contents = snapshot.take(self._live, self._position) | {"top": self._top}
         contents |= {"agreements": self._peers.agreements, "agreed": self._peers.last}
         contents |= {"results": self._recorded.section}
         snapshot.send(contents, group)
 
     def _receive_state(self, group: Group) -> None:
         contents = snapshot.receive(group)
-        self._position = snapshot.put(self._live, contents)
+        self._position = Position(**contents["position"])
+        self._entering = contents  # put in where the loop is: until then the script runs as it did on the others
         self._peers.agreements, self._peers.last = contents["agreements"], contents["agreed"]
         self._recorded.replay(contents["results"])
 
@@ -402,7 +446,7 @@ class Trainer:
         return value
 
     def _save(self, path: Path) -> None:
-        self._keeper.save(path, self._position)
+        self._keeper.save(path, self._position, self._top)
         self._events.write(Saved(self.global_step, str(path)))
 
     def _record(self, batch: GlobalBatch, result: StepResult, seconds: float) -> None:
@@ -430,26 +474,21 @@ class Trainer:
         position.global_step += 1
 
     def _close_epoch(self, epoch: Epoch) -> None:
+        self._bystanders.check("it has changed since the first step")
         value = self._check_replicas("the end of an epoch", f"at the end of epoch {epoch.number}")
         self._tell_of_changes()  # the last step of a job has no boundary after it
         self._events.write(EpochEnded(epoch.number, self.global_step - 1, value))
 
     def _check_replicas(self, call: str, when: str) -> str:
-        value = self.digest()
-        everyone = self._peers.gathered(call, self.global_step, int(value[:15], 16))
-        if odd := [str(rank) for rank, theirs in enumerate(everyone) if theirs != everyone[0]]:
+        if odd := self._replicas.odd(call, self.global_step):
             if self._membership.job.mixed:  # their kernels round differently
-                return self._set_right(call, odd)
-            raise ReplicaError(
-                f"device(s) {', '.join(odd)} hold another model than device {self._membership.devices[0]} {when}. "
-                "Something changes the model on some workers only: code behind `if trainer.is_lead`, or randomness "
-                "that is not seeded."
-            )
-        return value
-
-    def _set_right(self, call: str, odd: list[str]) -> str:
-        """Give every worker the lead's model and optimizer."""
-        live = self._live
-        self._peers.share(call, list(tensors_in([live.model.state_dict(), live.optimizer.state_dict()["state"]])))
-        self._events.write(SetRight(self.global_step, odd))
+                self._set_right(call, odd)
+            else:
+                raise self._replicas.refuse(call, self.global_step, when, odd)
         return self.digest()
+
+    def _set_right(self, call: str, odd: list[int]) -> None:
+        """Give every worker the lead's model and optimizer."""
+        tensors = [value for _, value in contents(self._live.parts, self._live.optimizer) if isinstance(value, Tensor)]
+        self._peers.share(call, tensors)
+        self._events.write(SetRight(self.global_step, [str(rank) for rank in odd]))

@@ -1,0 +1,267 @@
+"""Buffers as a step sees them: every virtual node starts from the same values, and all of them make those of its end.
+
+A forward may write a buffer, put another tensor in its place, make one on its first call, or one of another shape. What
+it does with values is averaged over virtual nodes; a running maximum or minimum, which starts at an infinity, keeps its
+extreme. One that is *born*, or changes its shape, is given to every worker, and the step is replayed with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from virtualflow.errors import NonFiniteError
+from virtualflow.train.state import Parts, bytes_of, joined
+
+_EIGHT_BYTES = (torch.int64, torch.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer, and the module that holds it: a forward may write it, or put another tensor in its place."""
+
+    name: str
+    module: nn.Module
+    key: str
+    tensor: Tensor
+
+    def current(self) -> Tensor:
+        held = self.module._buffers.get(self.key)
+        return self.tensor if held is None else held
+
+    def keeps_its_form(self) -> bool:
+        current = self.current()
+        return current.shape == self.tensor.shape and current.dtype == self.tensor.dtype
+
+    def put_back(self) -> None:
+        """Copy a tensor that took this one's place into it."""
+        if (current := self.current()) is not self.tensor:
+            with torch.no_grad():
+                self.tensor.copy_(current)
+            self.module._buffers[self.key] = self.tensor
+
+    @property
+    def carrier(self) -> Tensor:
+        """A tensor of the form in which this one's changes are summed."""
+        if self.tensor.dtype in _EIGHT_BYTES:
+            return torch.empty((2, *self.tensor.shape), dtype=torch.int64, device=self.tensor.device)
+        return torch.view_as_real(self.tensor) if self.tensor.is_complex() else self.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """A buffer that a virtual node has made, or given another shape."""
+
+    node: int
+    tensor: Tensor
+    persistent: bool
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The largest one is kept: a table that grows with the longest example. Among equals the first node's."""
+        return -self.tensor.numel(), self.node
+
+
+class Buffers:
+    """The buffers of all modules of a job."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.all: list[Buffer] = []
+        self.changed: list[int] = []  # by the virtual node that ran last
+        self.born: dict[str, Birth] = {}  # by all virtual nodes of this attempt on this worker
+        self.own_form: dict[str, bool] = {}  # those whose shape is the forward's business: whether they are persistent
+        self.extremes: dict[str, str] = {}  # running maxima and minima: "max" or "min"
+        self._relist()
+
+    def hold(self) -> bool:
+        """Take the buffers' values as those that the step starts from; return whether it is another set than before."""
+        if [found[:3] for found in self._parts.buffers()] != self._listed or not all(
+            map(Buffer.keeps_its_form, self.all)
+        ):
+            self._relist()  # the script has changed them: a mask for pruning, a larger table
+            return True
+        self.compare()
+        for index in self.changed:
+            self.all[index].put_back()
+            self._start[index].copy_(self.all[index].tensor)
+        self.changed = []
+        return False
+
+    def compare(self) -> None:
+        """Find out which buffers differ from their values at the step's start."""
+        # By value: batch norm writes its statistics without raising their version.
+        self.changed = [
+            index
+            for index, (buffer, start) in enumerate(zip(self.all, self._start, strict=True))
+            if not _is_equal(buffer.current(), start)
+        ]
+
+    def restore(self) -> None:
+        """Set every changed buffer to its value at the step's start."""
+        for index in self.changed:
+            self.all[index].tensor.copy_(self._start[index])
+        for buffer in self.all:
+            if buffer.module._buffers.get(buffer.key) is not buffer.tensor:  # replaced, or removed
+                buffer.module._buffers[buffer.key] = buffer.tensor
+        for module, key in self._newborn():
+            if key in self._absent.get(id(module), ()):
+                module._buffers[key] = None
+            else:
+                del module._buffers[key]
+        self.changed = []
+
+    def end_node(self, node: int) -> bool:
+        """Take note of buffers that virtual node *node* has made or enlarged; return whether there are any.
+
+        Those that have another shape count no longer as changed.
+        """
+        births = []
+        for index in [index for index in self.changed if not self.all[index].keeps_its_form()]:
+            buffer = self.all[index]
+            if buffer.current().numel() > buffer.tensor.numel():
+                births.append((buffer.name, buffer.module, buffer.key))
+            self.changed.remove(index)
+        if newborn := self._newborn():
+            names = {id(module): name for name, module in self._parts.named_modules()}
+            births += [(joined(names[id(module)], key), module, key) for module, key in newborn]
+        for name, module, key in births:
+            self._give_birth(node, name, module, key)
+        return bool(births)
+
+    def adopt(self, births: dict[str, Birth]) -> None:
+        """Make the buffers that some worker's virtual node has made part of the job."""
+        for name, birth in births.items():
+            owner = self._parts.owner_of(name)
+            assert owner is not None, f"a buffer {name} was born in a module that this worker does not have"
+            register(*owner, birth.tensor, birth.persistent)
+            self.own_form[name] = birth.persistent
+        self.born = {}
+        self._relist()
+
+    def extreme(self, index: int) -> str | None:
+        """Whether a buffer is a running "max" or "min": one that starts at an infinity, which can't be averaged."""
+        known = self.extremes.get(self.all[index].name)
+        start = self._start[index]
+        if known is not None or not start.is_floating_point():
+            return known
+        return "max" if torch.isneginf(start).any() else "min" if torch.isposinf(start).any() else None
+
+    def differences(self, indices: list[int], weight: int) -> list[Tensor]:
+        """How far these buffers are from their values at the step's start, times *weight*; exact for integers."""
+        if not indices:
+            return []
+        # In two calls for all of them: a batch norm layer has three, and they are small.
+        currents = [_summable(self.all[index].current().detach()) for index in indices]
+        differences = torch._foreach_sub(currents, [_summable(self._start[index]) for index in indices])
+        split = [_halves(each) if each.dtype == torch.int64 else each for each in differences]
+        torch._foreach_mul_(split, weight)
+        return list(split)
+
+    def advance(self, index: int, difference: Tensor) -> None:
+        """Move a buffer to its start plus *difference*."""
+        self.all[index].tensor.copy_(_moved(self._start[index], difference))
+
+    def most(self, index: int, *, at_start: bool = False) -> Tensor:
+        """A running maximum, or a minimum with its sign changed, so that the largest over virtual nodes counts."""
+        value = (self._start[index] if at_start else self.all[index].current()).detach()
+        if value.isnan().any():
+            raise NonFiniteError(f"the buffer {self.all[index].name!r}, a running extreme, has become NaN")
+        wide = value.float() if value.element_size() < 4 else value
+        return -wide if self.extremes[self.all[index].name] == "min" else wide.clone()
+
+    def set_most(self, index: int, value: Tensor) -> None:
+        """Set a running maximum or minimum to the largest that ``most`` gave over all virtual nodes."""
+        buffer = self.all[index]
+        buffer.tensor.copy_(-value if self.extremes[buffer.name] == "min" else value)
+
+    def integers(self) -> int:
+        """63 bits that stand for the values of all changed integer buffers: virtual nodes must agree on them."""
+        digest = hashlib.blake2b(digest_size=8)
+        for index in self.changed:
+            tensor = self.all[index].tensor
+            if not tensor.is_floating_point() and not tensor.is_complex():
+                digest.update(bytes_of(self.all[index].current()))
+        return int.from_bytes(digest.digest(), "little") >> 1
+
+    def form(self) -> dict[str, Any]:
+        """What belongs to the job's state besides the values."""
+        return {"own form": dict(self.own_form), "extremes": dict(self.extremes)}
+
+    def set_form(self, form: dict[str, Any]) -> None:
+        """Set what ``form`` returned; the values are in the modules already."""
+        self.own_form, self.extremes = dict(form["own form"]), dict(form["extremes"])
+        self._relist()
+
+    def _give_birth(self, node: int, name: str, module: nn.Module, key: str) -> None:
+        tensor = module._buffers[key]
+        assert tensor is not None
+        birth = Birth(node, tensor.detach().clone(), key not in module._non_persistent_buffers_set)
+        if name not in self.born or birth.rank < self.born[name].rank:
+            self.born[name] = birth
+
+    def _newborn(self) -> list[tuple[nn.Module, str]]:
+        """Buffers that were not there, or None, when the step began."""
+        found = []
+        for module, count in zip(self._modules, self._counts, strict=True):
+            if len(module._buffers) != count or id(module) in self._absent:
+                known = self._known.get(id(module), ())
+                found += [
+                    (module, key) for key, held in module._buffers.items() if held is not None and key not in known
+                ]
+        return found
+
+    def _relist(self) -> None:
+        found = self._parts.buffers()
+        self._listed = [each[:3] for each in found]
+        self.all = [Buffer(*each) for each in found]
+        self._start = [buffer.tensor.clone() for buffer in self.all]
+        self._modules = self._parts.modules()
+        self._counts = [len(module._buffers) for module in self._modules]
+        self._known: dict[int, set[str]] = {}
+        self._absent: dict[int, set[str]] = {}
+        for module in self._modules:
+            for key, held in module._buffers.items():
+                (self._absent if held is None else self._known).setdefault(id(module), set()).add(key)
+        self.changed = []
+
+
+def register(module: nn.Module, key: str, tensor: Tensor, persistent: bool) -> None:
+    """Make *tensor* a buffer of *module*, whatever was there."""
+    module._buffers.pop(key, None)
+    module.__dict__.pop(key, None)
+    module.register_buffer(key, tensor, persistent)
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _summable(tensor: Tensor) -> Tensor:
+    """*tensor* as numbers that can be subtracted without loss."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
+    if tensor.dtype in _EIGHT_BYTES:
+        return tensor.view(torch.int64)
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
+def _halves(integers: Tensor) -> Tensor:
+    """*integers* of eight bytes as two numbers each, which float64 holds exactly."""
+    return torch.stack([integers & 0xFFFFFFFF, integers >> 32]).double()
+
+
+def _moved(start: Tensor, difference: Tensor) -> Tensor:
+    if start.dtype == torch.bool:
+        return start ^ (difference != 0)
+    if start.is_complex():
+        return start + torch.view_as_complex(difference.contiguous()).to(start.dtype)
+    if start.dtype in _EIGHT_BYTES:
+        low, high = difference.to(torch.int64)
+        whole: Tensor = start.view(torch.int64) + (high << 32) + low
+        return whole.view(start.dtype)
+    return start + difference.to(start.dtype)

@@ -1,0 +1,186 @@
+"""What ``loss_fn`` uses besides the model, and nobody told the job of: found in a worker's first step, and named.
+
+A frozen teacher is harmless. A module whose buffers change in forward, a target network that the loop moves, a tensor
+or a generator in a closure are not: each virtual node would leave something behind for the next one on its worker, and
+a worker that joins would begin with another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from virtualflow.errors import HiddenStateError
+from virtualflow.train import script_state
+from virtualflow.train.state import Parts
+
+Stateful = nn.Module | Tensor | torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_DEPTH = 3  # functions that call functions
+Print = tuple[Any, ...]
+
+
+class Bystanders:
+    """Watches what *loss_fn* uses that is neither in the model nor in ``state=``."""
+
+    def __init__(self, loss_fn: Callable[..., Any], parts: Parts, state: tuple[Any, ...]) -> None:
+        self._loss_fn = loss_fn
+        self._parts = parts
+        self._declared = {id(item) for item in state}
+        self._prints: dict[int, tuple[str, Stateful, Print]] = {}
+        self._own: set[int] = set()  # modules and tensors of the job
+
+    @contextmanager
+    def watched(self, step: int, node: int) -> Iterator[None]:
+        """Look at what a virtual node uses, and refuse what it leaves changed."""
+        self._own = {id(module) for module in self._parts.modules()}
+        self._own |= {id(tensor) for tensor in self._parts.parameters().values()} | {
+            id(b[3]) for b in self._parts.buffers()
+        }
+        for name, item in _reachable(self._loss_fn):
+            self._meet(item, name)
+        compiled = any(isinstance(module, torch._dynamo.OptimizedModule) for module in self._parts.modules())
+        # A hook on every module would make a compiled one compile again.
+        hook = None if compiled else register_module_forward_pre_hook(lambda module, _: self._meet(module))
+        try:
+            yield
+        finally:
+            if hook is not None:
+                hook.remove()
+        self.check(f"virtual node {node} of step {step} has changed it", in_forward=True)
+
+    def check(self, when: str, *, in_forward: bool = False) -> None:
+        """Refuse what has changed since it was first seen."""
+        for name, item, before in self._prints.values():
+            if _print(item) != before:
+                raise HiddenStateError(_reason(name, item, when, in_forward))
+
+    def _meet(self, item: Stateful, name: str | None = None) -> None:
+        if id(item) in self._own or id(item) in self._prints or id(item) in self._declared:
+            return
+        if isinstance(item, nn.Module) and (_tensor_ids(item) <= self._own or self._is_within_another(item)):
+            self._own.add(id(item))
+            return
+        self._prints[id(item)] = (name or _name_of(item, self._loss_fn), item, _print(item))
+
+    def _is_within_another(self, item: nn.Module) -> bool:
+        known = (other for _, other, _ in self._prints.values() if isinstance(other, nn.Module))
+        return any(item is module for other in known for module in other.modules())
+
+
+def _tensor_ids(module: nn.Module) -> set[int]:
+    return {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+
+
+def _print(item: Stateful) -> Print:
+    """What changes when *item* changes."""
+    if isinstance(item, nn.Module):
+        return tuple(_hash(tensor) for tensor in (*item.parameters(), *item.buffers()))
+    if isinstance(item, Tensor):
+        return (_hash(item),)
+    return (repr(script_state.take(item)),) if not isinstance(item, torch.Generator) else (_hash(item.get_state()),)
+
+
+def _hash(tensor: Tensor) -> tuple[int, int]:
+    detached = tensor.detach()
+    if detached.is_complex():
+        detached = torch.view_as_real(detached)
+    return (int(torch.hash_tensor(detached)) if detached.numel() else 0), detached.numel()
+
+
+def _reachable(function: Callable[..., Any]) -> Iterator[tuple[str, Stateful]]:
+    """Tensors, generators and modules that the code of *function* names, with their names."""
+    seen: set[int] = set()
+
+    def within(value: Any, name: str, depth: int) -> Iterator[tuple[str, Stateful]]:
+        if id(value) in seen or depth > _DEPTH:
+            return
+        seen.add(id(value))
+        if isinstance(value, functools.partial):
+            yield from within(value.func, name, depth)
+            for number, item in enumerate((*value.args, *value.keywords.values())):
+                yield from within(item, f"{name}, argument {number}", depth + 1)
+        elif isinstance(value, MethodType):
+            yield from within(value.__func__, name, depth)
+            yield from attributes(value.__self__, "self", depth)
+        elif isinstance(value, FunctionType):
+            for other, item in _named_in(value):
+                yield from within(item, other, depth + 1)
+        elif isinstance(value, (Tensor, *_GENERATORS)):
+            yield name, value
+        elif isinstance(value, nn.Module):
+            pass  # seen when it is called, as one that is only named may never be
+        elif isinstance(value, dict | list | tuple):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                if isinstance(item, (Tensor, *_GENERATORS)):
+                    yield f"{name}[{key!r}]", item
+        elif depth == 0:
+            yield from attributes(value, name, depth)
+
+    def attributes(owner: Any, name: str, depth: int) -> Iterator[tuple[str, Stateful]]:
+        for key, item in getattr(owner, "__dict__", {}).items():
+            if not isinstance(owner, nn.Module):
+                yield from within(item, f"{name}.{key}", depth + 1)
+
+    yield from within(function, getattr(function, "__name__", "loss_fn"), 0)
+
+
+def _named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for number, value in enumerate(function.__defaults__ or ()):
+        yield f"{function.__name__}, default {number}", value
+
+
+def _global_names(code: CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*(_global_names(each) for each in inner))
+
+
+def _name_of(item: Stateful, function: Callable[..., Any]) -> str:
+    """What the script calls *item*, as far as can be seen from *function*."""
+    plain = function.__func__ if isinstance(function, MethodType) else function
+    places: list[tuple[str, Any]] = []
+    if isinstance(plain, FunctionType):
+        places = [*_named_in(plain), *plain.__globals__.items()]
+    if isinstance(function, MethodType):
+        places += [(f"self.{key}", value) for key, value in getattr(function.__self__, "__dict__", {}).items()]
+    return next((name for name, value in places if value is item), type(item).__name__)
+
+
+def _reason(name: str, item: Stateful, when: str, in_forward: bool) -> str:
+    kind = type(item).__name__
+    what = f"loss_fn uses {name!r} ({kind}), which is not part of the job, and {when}."
+    if isinstance(item, nn.Module):
+        return (
+            f"{what} What a virtual node leaves there would depend on the mapping, and a worker that joins would "
+            "begin with "
+            f"another one. Put it into the job: vf.Trainer(..., state=[{name}])."
+        )
+    if isinstance(item, Tensor):
+        remedy = (
+            "Make it a buffer of a module, and put that into state=[...]."
+            if in_forward
+            else "Put it into a vf.State() in state=[...]."
+        )
+        return f"{what} Its value would depend on the mapping. {remedy}"
+    return (
+        f"{what} Its numbers would depend on which virtual nodes ran before on the same worker. Draw from the "
+        "global generators of "
+        "torch, random or numpy: they are seeded for each virtual node."
+    )

@@ -1,0 +1,112 @@
+"""Every worker holds the same job: compared by digest, and if they differ, by name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from virtualflow.errors import ReplicaError
+from virtualflow.train.peers import Peers
+from virtualflow.train.snapshot import Live
+from virtualflow.train.state import bytes_of, contents, digest, flattened
+
+NAMED = 3  # differences told of one worker
+
+
+class Replicas:
+    """Compares what the workers of a job hold."""
+
+    def __init__(self, live: Live, peers: Peers) -> None:
+        self._live = live
+        self._peers = peers
+        self._equal_at = -1  # the last step after which they were compared
+
+    def odd(self, call: str, global_step: int) -> list[int]:
+        """The ranks of those workers that hold something else than the lead."""
+        everyone = self._peers.gathered(call, global_step, int(self._digest()[:15], 16))
+        found = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
+        if not found:
+            self._equal_at = global_step
+        return found
+
+    def refuse(self, call: str, global_step: int, when: str, odd: list[int]) -> ReplicaError:
+        """An error that says what differs, on whom, since when, and what usually causes that."""
+        everyone = self._peers.exchanged(call, global_step, dict(self._described()))
+        devices = self._peers.membership.devices
+        told = [
+            _differences(devices[rank], everyone[rank], devices[0], everyone[0]) for rank in odd if rank < len(everyone)
+        ]
+        named = [name for rank in odd if rank < len(everyone) for name in _odd_names(everyone[rank], everyone[0])]
+        since = f" They were equal at step {self._equal_at}." if self._equal_at >= 0 else ""
+        return ReplicaError(
+            f"workers hold different things {when}. {' '.join(told)}{since} {_cause(named, self._equal_at)}"
+        )
+
+    def _digest(self) -> str:
+        sha = hashlib.sha256(digest(self._live.parts, self._live.optimizer).encode())
+        for name, value in self._described_settings():
+            sha.update(f"{name}\0{value}\0".encode())
+        return sha.hexdigest()
+
+    def _described(self) -> Iterator[tuple[str, str]]:
+        for name, value in contents(self._live.parts, self._live.optimizer):
+            yield name, _described(value)
+        yield from self._described_settings()
+
+    def _described_settings(self) -> Iterator[tuple[str, str]]:
+        settings = self._live.settings.take()
+        names = {"optimizer": "the optimizer's group", "requires_grad": "requires_grad of", "training": "the mode of"}
+        for key, title in (*names.items(), ("state", "state")):
+            for name, value in flattened(settings[key], title):
+                yield name, _described(value)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        hashed = hashlib.blake2b(bytes_of(value), digest_size=6).hexdigest()
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed}"
+    return repr(value)[:60]
+
+
+def _odd_names(theirs: dict[str, str], leads: dict[str, str]) -> list[str]:
+    return [name for name in {**leads, **theirs} if theirs.get(name) != leads.get(name)]
+
+
+def _differences(device: str, theirs: dict[str, str], lead: str, leads: dict[str, str]) -> str:
+    names = _odd_names(theirs, leads)
+    told = [
+        f"{name} is {theirs.get(name, 'not there')}, and {leads.get(name, 'not there')} on {lead}"
+        for name in names[:NAMED]
+    ]
+    more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"On device {device}, {'; '.join(told)}{more}."
+
+
+def _cause(names: list[str], equal_at: int) -> str:
+    first = names[0] if names else ""
+    if first.startswith("the optimizer's group"):
+        return (
+            "A learning rate or another setting of the optimizer was changed on some workers only: by code behind `if "
+            "trainer.is_lead`, by a schedule that is not in state=[...], or by a variable of the script that is not "
+            "in a vf.State()."
+        )
+    if first.startswith("state "):
+        return (
+            "What state=[...] holds must be the same on all: is it changed behind `if trainer.is_lead`, or by a clock?"
+        )
+    if first.startswith(("requires_grad of", "the mode of")):
+        return "A layer was frozen, or a mode set, on some workers only. Do it on all of them, at the top of an epoch."
+    if equal_at < 0:
+        return (
+            "Each worker builds the model itself, after vf.seed: something in it comes from elsewhere than the "
+            "seeded generators: "
+            "an order of files, a clock, another generator. Or the script draws other numbers on some workers "
+            "before it."
+        )
+    return (
+        "Something changes the model on some workers only: code behind `if trainer.is_lead`, an update made outside of "
+        "trainer.step with numbers that differ by worker, or an optimizer with state of its own."
+    )
