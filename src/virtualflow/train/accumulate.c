@@ -8,23 +8,13 @@
 
 #define LANES 4096 /* the partial sums of squares; accumulate.py names the same number */
 #define BLOCK 256
-#define INFINITE 0x7f800000
 
-/* The bits of the smallest finite float that is not below `value`, or of the largest one. */
-static int32_t float_above(double value)
-{
-    const float single = (float)value;
-    int32_t bits;
-    memcpy(&bits, &single, sizeof bits);
-    bits += single < value;
-    return bits < INFINITE ? bits : INFINITE - 1;
-}
-
-/* accumulator (+)= gradient rounded to the grid of `constant`. Raises *peak to the largest finite |gradient|, as bits,
- * and returns whether a value was not finite. Sum and peak in one pass: in two, the memory would idle in one. */
+/* accumulator (+)= gradient rounded to the grid of `constant`. Raises *peak to the largest finite |gradient|, as the bits
+ * of a double, and returns whether a value was not finite. Sum and peak in one pass: in two, the memory would idle in
+ * one. */
 #define DEFINE_ADD(NAME, FLOAT, BITS, MAGNITUDE, INFINITE_BITS)                                                     \
     int NAME(const FLOAT *restrict gradient, double *restrict accumulator, int64_t n, double constant, int first,   \
-             int32_t *peak)                                                                                         \
+             int64_t *peak)                                                                                         \
     {                                                                                                               \
         BITS bits, largest = 0;                                                                                     \
         FLOAT magnitude;                                                                                            \
@@ -45,12 +35,14 @@ static int32_t float_above(double value)
             largest = bits > largest && bits < INFINITE_BITS ? bits : largest;                                      \
         }                                                                                                           \
         memcpy(&magnitude, &largest, sizeof magnitude);                                                             \
-        const int32_t above = float_above(magnitude);                                                               \
-        *peak = above > *peak ? above : *peak;                                                                      \
+        const double widened = magnitude;                                                                           \
+        int64_t found;                                                                                              \
+        memcpy(&found, &widened, sizeof found);                                                                     \
+        *peak = found > *peak ? found : *peak;                                                                      \
         return unclean;                                                                                             \
     }
 
-DEFINE_ADD(vf_add_float, float, int32_t, 0x7fffffff, INFINITE)
+DEFINE_ADD(vf_add_float, float, int32_t, 0x7fffffff, 0x7f800000)
 DEFINE_ADD(vf_add_double, double, int64_t, 0x7fffffffffffffffLL, 0x7ff0000000000000LL)
 
 /* Divides the sums by `weight` and leaves float32 results in the first half of the same memory.

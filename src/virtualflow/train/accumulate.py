@@ -6,6 +6,7 @@ The fused C kernel does the work on a CPU; torch operations do it elsewhere and 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from virtualflow.train import kernel
 LANES = 4096  # partial sums of squares; accumulate.c names the same number
 ALIGNMENT = 8  # slots start at multiples of 64 bytes
 PLAIN = 0.0  # as a grid constant: (g + 0) - 0 rounds nothing
-_INFINITE = 0x7F800000
+_MIDDLE = (2.0**-900, 2.0**1000)  # sums of squares in between have lost nothing below or above
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +51,20 @@ class Accumulator:
             self._slots.append(Slot.like(tensor, end))
             end += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
         device = tensors[0].device if tensors else torch.device("cpu")
-        self.sums = torch.empty(end, dtype=torch.float64, device=device)
-        self._singles = self.sums.view(torch.float32)
-        self._peaks = torch.empty(len(tensors), dtype=torch.int32, device=device)
+        self._allocate(end, device)
+        self._peaks = torch.empty(len(tensors), dtype=torch.int64, device=device)
         self._lanes = torch.empty(LANES, dtype=torch.float64, device=device)
-        self._sums_at, self._peaks_at = self.sums.data_ptr(), self._peaks.data_ptr()
+        self._peaks_at = self._peaks.data_ptr()
         self._kernel = kernel.load() if fused and device.type == "cpu" else None
         self.clear()
 
     def clear(self) -> None:
         """Forget all sums. Touches no memory: the first addend of a slot overwrites it."""
+        if self._holders() != self._holders_at_first:
+            # An optimizer or a script has kept a gradient of the last step: it keeps its values.
+            self._allocate(len(self.sums), self.sums.device)
         self._filled = [False] * len(self._slots)
+        self._finished: list[int] = []
         self._peaks.fill_(-1)
         self._lanes.zero_()
 
@@ -87,7 +91,7 @@ class Accumulator:
         return self.sums[self._start(indices.start) : self._start(indices.stop)]
 
     def peaks(self) -> list[int]:
-        """For each tensor its largest finite addend, as the bits of a float32, or -1 where nothing was added."""
+        """For each tensor its largest finite addend, as the bits of a float64, or -1 where nothing was added."""
         return [int(peak) for peak in self._peaks.tolist()]
 
     def finish(self, index: int, weight: float) -> Tensor:
@@ -96,10 +100,11 @@ class Accumulator:
         It lives in the slot's own memory where the dtype allows: there is no second gradient buffer.
         """
         slot = self._slots[index]
+        self._finished.append(index)
         sums = self.sums[slot.start : slot.end]
-        if slot.dtype == torch.float64 or not slot.dtype.is_floating_point:
+        if _finishes_double(slot):
             return slot.shaped(self._finish_double(sums, weight)).to(slot.dtype)
-        results = self._singles[2 * slot.start : 2 * slot.start + len(sums)]
+        results = self._result(index)
         if self._kernel is not None:
             self._kernel.vf_finish_float(sums.data_ptr(), len(sums), weight, self._lanes.data_ptr())
         else:
@@ -108,12 +113,51 @@ class Accumulator:
 
     def norm(self) -> float:
         """The 2-norm of all that was finished so far, summed in one fixed order."""
+        squares = self._summed_lanes()
+        if not _MIDDLE[0] < squares < _MIDDLE[1]:
+            return self._scaled_norm()
+        return math.sqrt(squares)
+
+    def _scaled_norm(self) -> float:
+        """The norm where squares of float64 may have left its range."""
+        results = [self._result(index) for index in self._finished if self._slots[index].shape.numel()]
+        peaks = [float(result.abs().max()) for result in results]
+        peak = math.nan if any(map(math.isnan, peaks)) else max(peaks, default=0.0)
+        if not 0.0 < peak < math.inf:
+            return peak
+        exponent = math.frexp(peak)[1]
+        self._lanes.zero_()
+        for result in results:
+            for part in result.split(LANES):
+                self._add_squares(torch.ldexp(part.double(), torch.tensor(-exponent)))
+        try:
+            return math.ldexp(math.sqrt(self._summed_lanes()), exponent)
+        except OverflowError:
+            return math.inf
+
+    def _summed_lanes(self) -> float:
         lanes = self._lanes
         while len(lanes) > 1:
             half = len(lanes) // 2
             lanes = lanes[:half] + lanes[half:]
-        squares = float(lanes)
-        return math.sqrt(squares) if squares >= 0 else math.nan
+        return float(lanes)
+
+    def _allocate(self, length: int, device: torch.device) -> None:
+        self.sums = torch.empty(length, dtype=torch.float64, device=device)
+        self._singles = self.sums.view(torch.float32)
+        self._sums_at = self.sums.data_ptr()
+        self._holders_at_first = self._holders()
+
+    def _holders(self) -> tuple[int, int]:
+        """How many tensors and how many others hold the memory of the sums."""
+        storage = self.sums.untyped_storage()
+        return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+    def _result(self, index: int) -> Tensor:
+        slot = self._slots[index]
+        if _finishes_double(slot):
+            return self.sums[slot.start : slot.end]
+        return self._singles[2 * slot.start : slot.start + slot.end]
 
     def _start(self, index: int) -> int:
         return self._slots[index].start if index < len(self._slots) else len(self.sums)
@@ -122,7 +166,7 @@ class Accumulator:
         assert self._kernel is not None
         add = self._kernel.vf_add_float if value.dtype == torch.float32 else self._kernel.vf_add_double
         target = self._sums_at + 8 * self._slots[index].start
-        return not add(value.data_ptr(), target, value.numel(), constant, first, self._peaks_at + 4 * index)
+        return not add(value.data_ptr(), target, value.numel(), constant, first, self._peaks_at + 8 * index)
 
     def _add_with_torch(self, index: int, value: Tensor, constant: float, first: bool) -> bool:
         target = self.sums[self._slots[index].start : self._slots[index].end]
@@ -131,7 +175,7 @@ class Accumulator:
         # On a CPU a chunk and its float64 copy stay in the cache; an accelerator wants few launches.
         size = 65536 if flat.device.type == "cpu" else max(len(flat), 1)
         for chunk, part in zip(flat.split(size), target.split(size), strict=True):
-            rounded = chunk.double().add_(constant).sub_(constant)
+            rounded = chunk.to(torch.float64, copy=True).add_(constant).sub_(constant)
             part.copy_(rounded) if first else part.add_(rounded)
             peak = torch.stack(torch.aminmax(chunk)).abs().amax()
             if not torch.isfinite(peak):
@@ -141,11 +185,7 @@ class Accumulator:
         return clean
 
     def _raise_peak(self, index: int, peak: Tensor) -> None:
-        single = peak.float()
-        if single < peak:  # rounded down: a peak is an upper bound
-            single = torch.nextafter(single, single.new_tensor(math.inf))
-        bits = single.view(torch.int32).clamp(max=_INFINITE - 1)
-        self._peaks[index] = torch.maximum(self._peaks[index], bits)
+        self._peaks[index] = torch.maximum(self._peaks[index], peak.double().view(torch.int64))
 
     def _finish_with_torch(self, sums: Tensor, results: Tensor, weight: float) -> None:
         for start in range(0, len(sums), LANES):
@@ -164,6 +204,10 @@ class Accumulator:
 
     def _add_squares(self, values: Tensor) -> None:
         self._lanes[: len(values)] += values * values
+
+
+def _finishes_double(slot: Slot) -> bool:
+    return slot.dtype == torch.float64 or not slot.dtype.is_floating_point
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from virtualflow.core import faults
 from virtualflow.core.membership import Group, Work
@@ -22,6 +24,7 @@ from virtualflow.train.state import Buffers
 from virtualflow.train.sums import Sums
 
 Witness = Callable[[str, Tensor], None]
+Layout = list[tuple[Any, ...]]
 
 
 class Reduction(ABC):
@@ -33,28 +36,66 @@ class Reduction(ABC):
     normalises: bool  # whether a mean loss is scaled before its backward, so that no division has to follow
 
     def __init__(self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int) -> None:
-        self.names = [*parameters, *(buffer.name for buffer in buffers.all)]
         self.witness: Witness | None = None  # sees every gradient and buffer change of every virtual node
-        self._parameters = list(parameters.values())
+        self.parameters: list[nn.Parameter] = []
         self._buffers = buffers
         self._group: Group | None = None
-        self.buffer_sums = Sums([b.tensor for b in buffers.all], virtual_nodes, exact=not self.normalises)
+        self.buffer_sums = Sums(virtual_nodes, exact=not self.normalises)
         keep_freed_memory()
-        self._watched: set[int] = set()
+        self._parameter_layout: Layout = []
+        self._buffer_layout: Layout = []
+        self._hooks: dict[nn.Parameter, RemovableHandle] = {}
+        self._index: dict[nn.Parameter, int] = {}
         self._running = False
         self._sending = False  # the last virtual node is running: what is ready may be sent
         self._arrived: set[int] = set()
         self._unclean = 0
+        self.adopt(parameters)
+        self.adopt_buffers({buffer.name: buffer.tensor for buffer in buffers.all})
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors, in the order of their peaks: parameters, then buffers."""
+        return [entry[0] for entry in (*self._parameter_layout, *self._buffer_layout)]
+
+    def adopt(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Take in the gradients of *parameters* from the next ``begin`` on.
+
+        A model may gain, lose, rename and convert parameters as it goes. Cheap if it did not.
+        """
+        layout = _layout(parameters)
+        if layout == self._parameter_layout:
+            return
+        self._parameter_layout = layout
+        self.parameters = list(parameters.values())
+        self._index = {parameter: index for index, parameter in enumerate(self.parameters)}
+        for parameter in [parameter for parameter in self._hooks if parameter not in self._index]:
+            self._hooks.pop(parameter).remove()
+            parameter.grad = None  # or an optimizer that still has it would go on with its last one
+        for parameter in self.parameters:
+            if parameter not in self._hooks and parameter.is_floating_point():
+                self._hooks[parameter] = self._watch(parameter)
+        self._adopted(parameters)
+
+    def adopt_buffers(self, buffers: dict[str, Tensor]) -> None:
+        """The same for *buffers*, in the order in which ``Buffers`` counts them."""
+        layout = _layout(buffers)
+        if layout != self._buffer_layout:
+            self._buffer_layout = layout
+            self.buffer_sums.adopt(buffers)
 
     def begin(self, group: Group | None) -> None:
         """Forget the last attempt; sums will be those of all workers of *group*."""
         self._group = group
-        for index, parameter in enumerate(self._parameters):
-            parameter.grad = None
-            if parameter.requires_grad and index not in self._watched:
-                self._watch(index, parameter)
+        self.forget()
+        self.adopt_buffers({buffer.name: buffer.tensor for buffer in self._buffers.all})
         self.buffer_sums.begin()
         self._sending = False
+
+    def forget(self) -> None:
+        """Leave no gradient behind."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def begin_node(self, *, last: bool) -> None:
         """A virtual node runs next; after the *last* one on this worker, gradients may be sent."""
@@ -87,12 +128,13 @@ class Reduction(ABC):
     def accept(self, peaks: list[int]) -> bool:
         """Whether the step may be committed, given the *peaks* over all workers; else it must be replayed."""
         # Both are asked, so that one replay serves both.
-        gradients = self._accept_gradients(peaks[: len(self._parameters)])
-        return self.buffer_sums.accept(peaks[len(self._parameters) :]) and gradients
+        count = len(self.parameters)
+        gradients = self._accept_gradients(peaks[:count])
+        return self.buffer_sums.accept(peaks[count:]) and gradients
 
     def finish(self, peaks: list[int], weight: float, examples: int) -> float | None:
         """Set ``.grad`` and the buffers to those of the step; return the gradient's norm if it came for free."""
-        count = len(self._parameters)
+        count = len(self.parameters)
         norm = self._finish_gradients(peaks[:count], weight)
         for index, bits in enumerate(peaks[count:]):
             if bits >= 0:
@@ -100,6 +142,8 @@ class Reduction(ABC):
         self.buffer_sums.commit(peaks[count:])
         return norm
 
+    @abstractmethod
+    def _adopted(self, parameters: dict[str, nn.Parameter]) -> None: ...
     @abstractmethod
     def _take(self, index: int, gradient: Tensor) -> None: ...
     @abstractmethod
@@ -111,17 +155,21 @@ class Reduction(ABC):
     @abstractmethod
     def _finish_gradients(self, peaks: list[int], weight: float) -> float | None: ...
 
-    def _watch(self, index: int, parameter: nn.Parameter) -> None:
+    def _watch(self, parameter: nn.Parameter) -> RemovableHandle:
         # The hook stays with the parameter; the reduction need not.
         watching = weakref.ref(self)
 
         def arrived(parameter: Tensor) -> None:
             reduction = watching()
             if reduction is not None and reduction._running:  # else a backward of the user's own
-                reduction._arrive(index, parameter)
+                assert isinstance(parameter, nn.Parameter)
+                reduction._arrive(reduction._index[parameter], parameter)
 
-        parameter.register_post_accumulate_grad_hook(arrived)
-        self._watched.add(index)
+        # Frozen ones too: a loss_fn may unfreeze what it needs. Only a tensor that requires a gradient takes a hook.
+        frozen = not parameter.requires_grad
+        handle: RemovableHandle = parameter.requires_grad_(True).register_post_accumulate_grad_hook(arrived)
+        parameter.requires_grad_(not frozen)
+        return handle
 
     def _arrive(self, index: int, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -146,16 +194,19 @@ class ExactReduction(Reduction):
     normalises = False
 
     def __init__(self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int) -> None:
-        super().__init__(parameters, buffers, virtual_nodes)
-        self.gradient_sums = Sums(list(parameters.values()), virtual_nodes, exact=True)
+        self.gradient_sums = Sums(virtual_nodes, exact=True)
         self._buckets = Buckets([], self._launch)
+        super().__init__(parameters, buffers, virtual_nodes)
 
     def begin(self, group: Group | None) -> None:
         super().begin(group)
+        self._buckets.restart()  # what it has sent holds the memory of the sums
         if self.gradient_sums.begin():
-            sizes = [8 * self._parameters[index].numel() for index in self.gradient_sums.order]
+            sizes = [8 * self.parameters[index].numel() for index in self.gradient_sums.order]
             self._buckets = Buckets(cut(sizes), self._launch)
-        self._buckets.restart()
+
+    def _adopted(self, parameters: dict[str, nn.Parameter]) -> None:
+        self.gradient_sums.adopt(parameters)
 
     def _launch(self, bucket: range) -> Work:
         assert self._group is not None
@@ -165,7 +216,7 @@ class ExactReduction(Reduction):
 
     def _take(self, index: int, gradient: Tensor) -> None:
         # Summed while it is still in the cache, and freed: there is never a whole set of gradients beside the sums.
-        self._parameters[index].grad = None
+        self.parameters[index].grad = None
         clean = self.gradient_sums.add(index, gradient)
         if not clean and not self._unclean:
             self._unclean = index + 1
@@ -183,7 +234,7 @@ class ExactReduction(Reduction):
         return self.gradient_sums.accept(peaks)
 
     def _finish_gradients(self, peaks: list[int], weight: float) -> float:
-        for index, (parameter, bits) in enumerate(zip(self._parameters, peaks, strict=True)):
+        for index, (parameter, bits) in enumerate(zip(self.parameters, peaks, strict=True)):
             # A global fact: a gradient that is None here and zero there would make weight decay differ by mapping.
             parameter.grad = self.gradient_sums.finish(index, weight) if bits >= 0 else None
         self.gradient_sums.commit(peaks)
@@ -196,59 +247,74 @@ class FastReduction(Reduction):
     normalises = True
 
     def __init__(self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int) -> None:
-        super().__init__(parameters, buffers, virtual_nodes)
-        self._order: list[int] = []
+        self._order: list[int] | None = None
         self._item: dict[int, int] = {}
         self._buckets = Buckets([], self._launch)
-        self._sent: list[tuple[range, Tensor]] = []
+        self._sent: list[tuple[list[Tensor], Tensor]] = []
         self._produced: set[int] = set()
+        super().__init__(parameters, buffers, virtual_nodes)
 
     def begin(self, group: Group | None) -> None:
         super().begin(group)
         self._produced.clear()
-        if len(self._order) != len(self._watched):
-            self._order = sorted(self._watched, reverse=True)
-            self._item = {index: item for item, index in enumerate(self._order)}
-            self._buckets = Buckets(cut([4 * self._parameters[i].numel() for i in self._order]), self._launch)
         self._buckets.restart()
         self._sent.clear()
+        # What requires a gradient now, as every worker knows; not what this one has seen.
+        order = [index for index, parameter in enumerate(self.parameters) if parameter.requires_grad][::-1]
+        if order != self._order:
+            self._order = order
+            self._item = {index: item for item, index in enumerate(order)}
+            self._buckets = Buckets(cut([4 * self.parameters[index].numel() for index in order]), self._launch)
+
+    def _adopted(self, parameters: dict[str, nn.Parameter]) -> None:
+        self._order = None
 
     def _take(self, index: int, gradient: Tensor) -> None:
+        if index not in self._item:
+            raise ConfigError(
+                f"{self.names[index]!r} did not require a gradient when the step began, and got one: loss_fn has "
+                "unfrozen it. With reduction='fast', freeze and unfreeze between steps; or use reduction='exact'."
+            )
         self._produced.add(index)
         if self._sending:
             self._buckets.ready(self._item[index])
 
     def _launch(self, bucket: range) -> Work:
         assert self._group is not None
-        gradients = [_dense_gradient(self._parameters[self._order[item]]) for item in bucket]
+        assert self._order is not None
+        gradients = [_dense_gradient(self.parameters[self._order[item]]) for item in bucket]
         # A large gradient is reduced where it lies; small ones travel together.
         packed = gradients[0] if len(gradients) == 1 else torch.cat(gradients)
-        self._sent.append((bucket, packed))
+        self._sent.append((gradients, packed))
         return self._group.sum(packed)
 
     def _flush_gradients(self) -> None:
         self._buckets.flush()
-        for bucket, packed in self._sent:
-            if len(bucket) > 1:
-                gradients = [_dense_gradient(self._parameters[self._order[item]]) for item in bucket]
+        for gradients, packed in self._sent:
+            if len(gradients) > 1:
                 torch._foreach_copy_(gradients, packed.split([len(gradient) for gradient in gradients]))
 
     def _gradient_peaks(self) -> list[int]:
         # A worker sends zeros for what it has no gradient for, so whether there was one is noted by the hooks.
-        return [0 if index in self._produced else -1 for index in range(len(self._parameters))]
+        return [0 if index in self._produced else -1 for index in range(len(self.parameters))]
 
     def _accept_gradients(self, peaks: list[int]) -> bool:
         return True
 
     def _finish_gradients(self, peaks: list[int], weight: float) -> None:
         gradients = []
-        for parameter, bits in zip(self._parameters, peaks, strict=True):
+        for parameter, bits in zip(self.parameters, peaks, strict=True):
             if bits < 0:
                 parameter.grad = None
             elif parameter.grad is not None:
                 gradients.append(parameter.grad)
         if weight != 1.0 and gradients:
             torch._foreach_div_(gradients, weight)
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> Layout:
+    """What the memory of sums depends on. The same objects, or it would have to be made anew."""
+    return [(name, id(t), t.dtype, t.shape, t.stride(), t.device) for name, t in tensors.items()]
 
 
 def _dense_gradient(parameter: nn.Parameter) -> Tensor:

@@ -35,7 +35,7 @@ class StepScalars:
     """The reports of all virtual nodes that had examples, and the largest value each tensor took over all of them."""
 
     nodes: dict[int, NodeScalars]
-    peaks: list[int]  # bits of a float32; -1 where no virtual node produced anything
+    peaks: list[int]  # bits of a float64; -1 where no virtual node produced anything
 
     @property
     def total(self) -> float:
@@ -111,5 +111,5 @@ def _bits_float(bits: int) -> float:
 
 
 def peak_value(bits: int) -> float:
-    """The float32 whose bits are *bits*; nothing there counts as zero."""
-    return float(struct.unpack("<f", struct.pack("<i", bits))[0]) if bits > 0 else 0.0
+    """The float64 whose bits are *bits*; nothing there counts as zero."""
+    return _bits_float(bits) if bits > 0 else 0.0

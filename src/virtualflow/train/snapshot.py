@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from virtualflow.core import faults
-from virtualflow.core.grid import Grid
 from virtualflow.core.membership import Group
 from virtualflow.errors import CheckpointError
 from virtualflow.train.accumulate import is_dense
@@ -60,7 +59,7 @@ def take(live: Live, position: Position) -> dict[str, Any]:
         "training": {plain_name(name): module.training for name, module in live.model.named_modules()},
         "optimizer": live.optimizer.state_dict(),
         "groups": _groups(live.optimizer, parameters),
-        "grids": {kind: {i: g.exponent for i, g in sums.grids.items()} for kind, sums in _sums(live.reduction)},
+        "grids": {kind: sums.grids_by_name() for kind, sums in _sums(live.reduction)},
         "state": [item.state_dict() for item in live.state],
         "grad_scaler": live.grad_scaler.state_dict() if live.grad_scaler is not None else None,
     }
@@ -96,7 +95,7 @@ def put(live: Live, saved: dict[str, Any]) -> Position:
     if live.grad_scaler is not None:
         live.grad_scaler.load_state_dict(saved["grad_scaler"])
     for kind, sums in _sums(live.reduction):
-        sums.grids = {index: Grid(exponent) for index, exponent in saved["grids"].get(kind, {}).items()}
+        sums.set_grids(saved["grids"].get(kind, {}))
     return Position(**saved["position"])
 
 

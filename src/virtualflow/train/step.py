@@ -24,7 +24,7 @@ from virtualflow.train.peers import Peers
 from virtualflow.train.reduction import Reduction
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
 from virtualflow.train.seeding import reseed
-from virtualflow.train.state import Buffers
+from virtualflow.train.state import Buffers, named_parameters
 
 LossFn = Callable[[nn.Module, Any], Any]
 MAX_ATTEMPTS = 4  # one to measure, one to move the grids, and two that can only mean a loss that is not replayable
@@ -70,7 +70,6 @@ class StepRunner:
     ) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._parameters = list(model.parameters())
         self._reduction = reduction
         self._buffers = buffers
         self._settings = settings
@@ -81,6 +80,7 @@ class StepRunner:
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed) -> StepResult:
         """Run one step on *batch*, together with the other workers."""
+        self._reduction.adopt(named_parameters(self._model))
         self._buffers.hold()
         self._pace.begin_step()
         for attempt in range(MAX_ATTEMPTS):
@@ -160,9 +160,9 @@ class StepRunner:
         return NodeScalars(total, loss.weight, shard.ids, integers, unclean, loss.is_mean)
 
     def _forward(self, shard: Shard, global_step: int) -> Loss:
-        versions = [parameter._version for parameter in self._parameters]
+        versions = [parameter._version for parameter in self._reduction.parameters]
         loss = read_loss(self._settings.loss_fn(self._model, shard.batch), shard.examples)
-        if versions != [parameter._version for parameter in self._parameters]:
+        if versions != [parameter._version for parameter in self._reduction.parameters]:
             changed = [
                 name
                 for (name, parameter), version in zip(self._model.named_parameters(), versions, strict=True)
@@ -217,7 +217,7 @@ class StepRunner:
             self._scaler.unscale_(self._optimizer)
             norm = None if norm is None else norm / scale
         if limit is not None:
-            norm = _clip(self._parameters, limit, norm)
+            norm = _clip(self._reduction.parameters, limit, norm)
         if self._scaler is not None:
             self._scaler.step(self._optimizer)
             self._scaler.update()

@@ -6,26 +6,49 @@ by what one of them saw.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 from virtualflow.core import grid
 from virtualflow.core.grid import Grid
+from virtualflow.errors import NonFiniteError
 from virtualflow.train.accumulate import PLAIN, Accumulator
 from virtualflow.train.scalars import peak_value
 
 
 class Sums:
-    """Sums of *tensors*, in reverse order, since backward produces gradients from the last layer to the first."""
+    """Sums of tensors, in reverse order, since backward produces gradients from the last layer to the first.
 
-    def __init__(self, tensors: list[Tensor], virtual_nodes: int, *, exact: bool) -> None:
-        self._tensors = tensors
+    Tensors are known by their place in what was adopted last; grids by name, since places may change.
+    """
+
+    def __init__(self, virtual_nodes: int, *, exact: bool) -> None:
         self._virtual_nodes = virtual_nodes
         self._exact = exact
-        self.grids: dict[int, Grid] = {}
+        self._names: list[str] = []
+        self._tensors: list[Tensor] = []
+        self._grids: dict[str, Grid] = {}
+        self._changed = False
         self._order: list[int] = []
         self._slot: dict[int, int] = {}
         self._accumulator = Accumulator([])
         self._unlisted: dict[int, int] = {}
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Sum *tensors* from the next ``begin`` on. What was summed before under the same name keeps its grid."""
+        self._names, self._tensors = list(tensors), list(tensors.values())
+        self._changed = True
+
+    def grids_by_name(self) -> dict[str, int]:
+        """The exponent of each tensor's grid: the part of the job's state that is kept here."""
+        return {name: grid.exponent for name, grid in self._grids.items()}
+
+    def set_grids(self, exponents: Mapping[str, int]) -> None:
+        """Go on from what ``grids_by_name`` gave."""
+        self._grids = {name: Grid(exponent) for name, exponent in exponents.items()}
+        self._changed = True
 
     @property
     def order(self) -> list[int]:
@@ -38,15 +61,16 @@ class Sums:
         return self._accumulator.sums
 
     def begin(self) -> bool:
-        """Forget all sums; return whether another set of tensors takes part than last time."""
+        """Forget all sums; return whether other tensors may take part than last time."""
         self._unlisted.clear()
-        grown = len(self._order) != len(self.grids)
-        if grown:
-            self._order = sorted(self.grids, reverse=True)
+        changed, self._changed = self._changed, False
+        if changed:
+            listed = [index for index, name in enumerate(self._names) if name in self._grids]
+            self._order = listed[::-1]
             self._slot = {index: slot for slot, index in enumerate(self._order)}
             self._accumulator = Accumulator([self._tensors[index] for index in self._order])
         self._accumulator.clear()
-        return grown
+        return changed
 
     def slot(self, index: int) -> int | None:
         """Where tensor *index* lies, or None if it takes no part yet."""
@@ -61,7 +85,8 @@ class Sums:
             clean = measure.add(0, value, PLAIN)
             self._unlisted[index] = max(self._unlisted.get(index, -1), *measure.peaks())
             return clean
-        return self._accumulator.add(slot, value, self.grids[index].constant if self._exact else PLAIN)
+        constant = self._grids[self._names[index]].constant if self._exact else PLAIN
+        return self._accumulator.add(slot, value, constant)
 
     def complete(self, slots: range) -> Tensor:
         """The part of the buffer that holds *slots*, ready to be all-reduced."""
@@ -82,12 +107,14 @@ class Sums:
         for index, bits in enumerate(peaks):
             if bits < 0:
                 continue
-            peak = peak_value(bits)
-            if index not in self.grids:
-                self.grids[index] = self._grid_for(index, peak)
+            name, peak = self._names[index], peak_value(bits)
+            self._check_range(name, peak)
+            if name not in self._grids:
+                self._grids[name] = self._grid_for(index, peak)
+                self._changed = True
                 right = False
-            elif self._moves(index) and not grid.fits(self.grids[index], peak, self._virtual_nodes):
-                self.grids[index] = grid.grid_for(peak, self._virtual_nodes)
+            elif self._moves(index) and not self._fits(index, peak):
+                self._grids[name] = self._grid_for(index, peak)
                 right = False
         return right
 
@@ -95,7 +122,10 @@ class Sums:
         """Move the grids to where the next step is likely to need them."""
         for index, bits in enumerate(peaks):
             if bits >= 0 and self._moves(index):
-                self.grids[index] = grid.after(self.grids[index], peak_value(bits), self._virtual_nodes)
+                name = self._names[index]
+                self._grids[name] = grid.after(
+                    self._grids[name], peak_value(bits), self._virtual_nodes, self._lowest(index)
+                )
 
     def finish(self, index: int, weight: float) -> Tensor:
         """The sum of tensor *index* divided by *weight*."""
@@ -108,7 +138,20 @@ class Sums:
     def _moves(self, index: int) -> bool:
         return self._exact and self._tensors[index].is_floating_point()
 
+    def _lowest(self, index: int) -> int:
+        return grid.LOWEST_DOUBLE if self._tensors[index].dtype == torch.float64 else grid.LOWEST
+
+    def _fits(self, index: int, peak: float) -> bool:
+        return grid.fits(self._grids[self._names[index]], peak, self._virtual_nodes, self._lowest(index))
+
     def _grid_for(self, index: int, peak: float) -> Grid:
         if self._tensors[index].is_floating_point():
-            return grid.grid_for(peak, self._virtual_nodes)
+            return grid.grid_for(peak, self._virtual_nodes, self._lowest(index))
         return Grid(grid.INTEGERS)
+
+    def _check_range(self, name: str, peak: float) -> None:
+        if not grid.summable(peak, self._virtual_nodes):
+            raise NonFiniteError(
+                f"{name!r} took values up to {peak:.3g}, too large to be summed over {self._virtual_nodes} virtual "
+                "nodes in float64. The model was not updated. Scale the loss down."
+            )
