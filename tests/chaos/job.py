@@ -16,9 +16,16 @@ import virtualflow as vf
 from virtualflow.core import membership
 from virtualflow.testing import RecordingDataset, kill_at
 
-options = {"epochs": 4, "faults": [], "folder": None, "evaluate": True, "save": None, "hold": None} | json.loads(
-    sys.argv[1]
-)
+options = {
+    "epochs": 4,
+    "faults": [],
+    "folder": None,
+    "evaluate": True,
+    "save": None,
+    "hold": None,
+    "reduction": "exact",
+    "frozen_epochs": [],  # in which the first layer is not trained
+} | json.loads(sys.argv[1])
 for number, (device, point, hit) in enumerate(options["faults"]):
     member = membership.installed()
     if member is not None and member.device == device:
@@ -45,10 +52,13 @@ def accuracy(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
     return (model(batch[0]).argmax(1) == batch[1]).sum(), len(batch[1])
 
 
-trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=16, virtual_nodes=8, state=[schedule])
+trainer = vf.Trainer(
+    model, optimizer, loss_fn, batch_size=16, virtual_nodes=8, state=[schedule], reduction=options["reduction"]
+)
 before = trainer.evaluate(data, accuracy)
 recorded = RecordingDataset(data, Path(options["folder"]) / f"ids-{os.getpid()}") if options["folder"] else data
-for _ in trainer.epochs(options["epochs"]):
+for epoch in trainer.epochs(options["epochs"]):
+    model[0].requires_grad_(epoch not in options["frozen_epochs"])
     for batch in trainer.batches(recorded):
         trainer.step(batch)
         if options["hold"] and Path(options["hold"]).exists():

@@ -31,6 +31,26 @@ def test_an_accepted_sum_does_not_depend_on_the_order(values: list[float], drift
     assert sum(addends) == sum(shuffled) == halves == math.fsum(addends)
 
 
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=64),
+    st.randoms(use_true_random=False),
+)
+def test_sums_of_float64_are_exact_up_to_their_range_and_refused_beyond(
+    values: list[float], order: random.Random
+) -> None:
+    peak = max(abs(value) for value in values)
+    where = grid.grid_for(peak, len(values), grid.LOWEST_DOUBLE)
+    assert math.isfinite(where.constant)
+    assert grid.fits(where, peak, len(values), grid.LOWEST_DOUBLE) == grid.summable(peak, len(values))
+    if grid.summable(peak, len(values)):
+        addends = rounded(values, where)
+        shuffled = order.sample(addends, len(addends))
+        assert sum(addends) == sum(shuffled) == math.fsum(addends)
+        assert all(
+            abs(value - near) <= peak * 2.0**-grid.PRECISION for value, near in zip(values, addends, strict=True)
+        )
+
+
 @given(st.lists(floats, min_size=1, max_size=32))
 def test_rounding_keeps_28_bits_below_the_peak(values: list[float]) -> None:
     peak = max(abs(value) for value in values)

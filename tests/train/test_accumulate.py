@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from virtualflow.core.grid import Grid, grid_for
+from virtualflow.core.grid import LOWEST, LOWEST_DOUBLE, Grid, grid_for
 from virtualflow.train import kernel
 from virtualflow.train.accumulate import PLAIN, Accumulator
 
@@ -16,6 +16,9 @@ KINDS = {
     "denormals": lambda n, g: torch.randn(n, generator=g) * 1e-42,
     "zeros": lambda n, g: torch.zeros(n),
     "nan": lambda n, g: torch.where(torch.rand(n, generator=g) > 0.99, math.nan, torch.randn(n, generator=g)),
+    "huge": lambda n, g: torch.randn(n, generator=g).double() * 1e306,
+    "tiny": lambda n, g: torch.randn(n, generator=g).double() * 1e-310,
+    "wide": lambda n, g: torch.randn(n, generator=g).double() * 10 ** (60 * torch.randn(n, generator=g).double()),
     "inf": lambda n, g: torch.where(torch.rand(n, generator=g) > 0.99, -math.inf, torch.randn(n, generator=g)),
 }
 
@@ -27,7 +30,7 @@ def addends(kind: str, n: int, count: int = 5) -> list[Tensor]:
 
 def grid_of(values: list[Tensor]) -> Grid:
     peak = max(float(value.abs().max()) for value in values)
-    return grid_for(peak, len(values))
+    return grid_for(peak, len(values), LOWEST_DOUBLE if values[0].dtype == torch.float64 else LOWEST)
 
 
 def summed(

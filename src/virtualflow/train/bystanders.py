@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from virtualflow.errors import HiddenStateError
 from virtualflow.train import script_state
-from virtualflow.train.state import Parts
+from virtualflow.train.state import Parts, checksum
 
 Stateful = nn.Module | Tensor | torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -84,17 +84,10 @@ def _tensor_ids(module: nn.Module) -> set[int]:
 def _print(item: Stateful) -> Print:
     """What changes when *item* changes."""
     if isinstance(item, nn.Module):
-        return tuple(_hash(tensor) for tensor in (*item.parameters(), *item.buffers()))
+        return tuple(checksum(tensor) for tensor in (*item.parameters(), *item.buffers()))
     if isinstance(item, Tensor):
-        return (_hash(item),)
-    return (repr(script_state.take(item)),) if not isinstance(item, torch.Generator) else (_hash(item.get_state()),)
-
-
-def _hash(tensor: Tensor) -> tuple[int, int]:
-    detached = tensor.detach()
-    if detached.is_complex():
-        detached = torch.view_as_real(detached)
-    return (int(torch.hash_tensor(detached)) if detached.numel() else 0), detached.numel()
+        return (checksum(item),)
+    return (repr(script_state.take(item)),) if not isinstance(item, torch.Generator) else (checksum(item.get_state()),)
 
 
 def _reachable(function: Callable[..., Any]) -> Iterator[tuple[str, Stateful]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,21 +38,41 @@ def read_metric(returned: Any) -> tuple[float, float]:
             "answers and the number of examples. Means of shards of unequal size can't be combined."
         )
     total, weight = _pair(returned, "metric_fn")
-    if isinstance(total, Tensor) and total.numel() != 1:
-        raise LossError(f"metric_fn returned {_describe(total)} as the total, expected one number")
-    return total.item() if isinstance(total, Tensor) else float(total), weight
+    return _number(total, "metric_fn", "total"), weight
 
 
 def _pair(returned: tuple[Any, ...], function: str) -> tuple[Any, float]:
     if len(returned) != 2:
         raise LossError(f"{function} returned a tuple of {len(returned)} values, expected (total, weight)")
     total, weight = returned
-    if isinstance(weight, Tensor) and weight.numel() != 1:
-        raise LossError(f"{function} returned {_describe(weight)} as the weight, expected one number")
-    return total, weight.item() if isinstance(weight, Tensor) else float(weight)
+    if isinstance(weight, Mapping):
+        raise LossError(
+            f"{function} returned (loss, dict), expected a mean over the examples, or (total, weight). Return the loss "
+            "alone; what else is to be told of the model, compute in the metric_fn of trainer.evaluate."
+        )
+    number = _number(weight, function, "weight")
+    if not 0 <= number < math.inf:
+        raise LossError(
+            f"{function} returned the weight {number}, expected a number of examples or tokens: 0 or more, and finite. "
+            "The step's mean is the sum of all totals divided by the sum of all weights."
+        )
+    return total, number
+
+
+def _number(value: Any, function: str, what: str) -> float:
+    """*value* as a float: a number of Python's or numpy's, or a tensor with one element."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if not hasattr(value, "__float__") or isinstance(value, Tensor):
+        raise LossError(f"{function} returned {_describe(value)} as the {what}, expected one number")
+    return float(value)
 
 
 def _scalar(value: Any) -> Tensor:
+    if isinstance(value, float):
+        raise LossError(
+            "loss_fn returned a float, which has no gradient: return the tensor itself, without .item() or float()"
+        )
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise LossError(
             f"loss_fn returned {_describe(value)}, expected one number: a mean over the examples, or (total, weight). "

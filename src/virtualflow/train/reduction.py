@@ -6,6 +6,7 @@ bit. *Fast* adds up in ``.grad`` and all-reduces once, as the paper does: equal 
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,11 +18,12 @@ from torch.utils.hooks import RemovableHandle
 
 from virtualflow.core import faults
 from virtualflow.core.membership import Group, Work
-from virtualflow.errors import ConfigError
+from virtualflow.errors import ConfigError, LossError
 from virtualflow.train.allocator import keep_freed_memory
 from virtualflow.train.buckets import Buckets, cut
 from virtualflow.train.buffer_sums import BufferSums
 from virtualflow.train.buffers import Buffers
+from virtualflow.train.scalars import INFINITE_BITS
 from virtualflow.train.sums import Sums
 
 Witness = Callable[[str, Tensor], None]
@@ -38,6 +40,7 @@ class Reduction(ABC):
 
     def __init__(self, parameters: dict[str, nn.Parameter], buffers: Buffers, virtual_nodes: int) -> None:
         self.witness: Witness | None = None  # sees every gradient and buffer change of every virtual node
+        self.finds_not_finite = True  # whether peaks must tell of gradients that are not finite
         self.parameters: list[nn.Parameter] = []
         self._buffers = buffers
         self._group: Group | None = None
@@ -47,6 +50,8 @@ class Reduction(ABC):
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
         self._index: dict[nn.Parameter, int] = {}
         self._running = False
+        self._in_backward = False
+        self._factor = 1.0
         self._sending = False  # the last virtual node is running: what is ready may be sent
         self._arrived: set[int] = set()
         self._unclean = 0
@@ -94,6 +99,7 @@ class Reduction(ABC):
 
     def forget(self) -> None:
         """Leave no gradient behind."""
+        self._running = False
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -101,8 +107,13 @@ class Reduction(ABC):
         """A virtual node runs next; after the *last* one on this worker, gradients may be sent."""
         self._arrived.clear()
         self._unclean = 0
-        self._running = True
+        self._running, self._in_backward = True, False
         self._sending = last and self._group is not None
+
+    def begin_backward(self, factor: float = 1.0) -> None:
+        """The virtual node's gradients come next; each is multiplied by *factor*, without rounding it."""
+        self._in_backward = True
+        self._factor = factor
 
     def end_node(self, examples: int) -> int:
         """Take in the buffers a virtual node has changed; return 1 + its first unclean tensor, or 0."""
@@ -133,6 +144,11 @@ class Reduction(ABC):
         norm = self._finish_gradients(peaks[:count], weight)
         self.buffer_sums.finish(peaks[count:], examples)
         return norm
+
+    def not_finite(self, peaks: list[int]) -> str | None:
+        """The name of a tensor whose sum over all virtual nodes is not finite, if the *peaks* tell of one."""
+        odd = [name for name, bits in zip(self.names, peaks, strict=True) if bits >= INFINITE_BITS]
+        return odd[-1] if odd else None  # of the last layer: backward spreads it from there
 
     @abstractmethod
     def _adopted(self, parameters: dict[str, nn.Parameter]) -> None: ...
@@ -166,6 +182,12 @@ class Reduction(ABC):
     def _arrive(self, index: int, parameter: Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
+        if not self._in_backward:
+            raise LossError(
+                f"loss_fn has called backward(), which gave {self.names[index]!r} a gradient. The Trainer does that: "
+                "return the loss, and call no backward() in loss_fn. For gradients with respect to inputs, or for a "
+                "penalty on gradients, use torch.autograd.grad."
+            )
         if gradient.is_sparse:
             raise ConfigError(sparse_reason(self.names[index]))
         if index in self._arrived:
@@ -218,7 +240,7 @@ class ExactReduction(Reduction):
     def _take(self, index: int, gradient: Tensor) -> None:
         # Summed while it is still in the cache, and freed: there is never a whole set of gradients beside the sums.
         self.parameters[index].grad = None
-        clean = self.gradient_sums.add(index, gradient)
+        clean = self.gradient_sums.add(index, gradient if self._factor == 1.0 else gradient.double() * self._factor)
         if not clean and not self._unclean:
             self._unclean = index + 1
         slot = self.gradient_sums.slot(index)
@@ -253,6 +275,7 @@ class FastReduction(Reduction):
         self._buckets = Buckets([], self._launch)
         self._sent: list[tuple[list[Tensor], Tensor]] = []
         self._produced: set[int] = set()
+        self._aside: dict[int, Tensor] = {}  # what earlier virtual nodes have summed, while this one's is weighed
         super().__init__(parameters, buffers, virtual_nodes)
 
     def begin(self, group: Group | None) -> None:
@@ -270,7 +293,32 @@ class FastReduction(Reduction):
     def _adopted(self, parameters: dict[str, nn.Parameter]) -> None:
         self._order = None
 
+    def begin_backward(self, factor: float = 1.0) -> None:
+        super().begin_backward(factor)
+        if factor != 1.0:
+            for index, parameter in enumerate(self.parameters):
+                if parameter.grad is not None:
+                    self._aside[index], parameter.grad = parameter.grad, None
+
+    def forget(self) -> None:
+        super().forget()
+        self._aside.clear()
+
+    def end_node(self, examples: int) -> int:
+        for index, gradient in self._aside.items():  # of parameters that this virtual node had no use for
+            self.parameters[index].grad = gradient
+        self._aside.clear()
+        return super().end_node(examples)
+
+    def _weigh(self, index: int, gradient: Tensor) -> None:
+        if (summed := self._aside.pop(index, None)) is None:
+            gradient.mul_(self._factor)
+        else:
+            self.parameters[index].grad = summed.add_(gradient, alpha=self._factor)
+
     def _take(self, index: int, gradient: Tensor) -> None:
+        if self._factor != 1.0:
+            self._weigh(index, gradient)
         if index not in self._item:
             raise ConfigError(
                 f"{self.names[index]!r} did not require a gradient when the step began, and got one: loss_fn has "
@@ -297,7 +345,14 @@ class FastReduction(Reduction):
 
     def _gradient_peaks(self) -> list[int]:
         # A worker sends zeros for what it has no gradient for, so whether there was one is noted by the hooks.
-        return [0 if index in self._produced else -1 for index in range(len(self.parameters))]
+        peaks = [0 if index in self._produced else -1 for index in range(len(self.parameters))]
+        if self.finds_not_finite and self._produced:
+            produced = sorted(self._produced)
+            gradients = [gradient for index in produced if (gradient := self.parameters[index].grad) is not None]
+            for index, largest in zip(produced, torch._foreach_norm(gradients, math.inf), strict=True):
+                if not math.isfinite(largest):
+                    peaks[index] = INFINITE_BITS
+        return peaks
 
     def _accept_gradients(self, peaks: list[int]) -> bool:
         return True

@@ -16,6 +16,7 @@ from virtualflow.core.membership import Group
 
 _ABSENT = -(2**63)
 _FIELDS = 7
+INFINITE_BITS = 0x7FF0_0000_0000_0000  # of the float64 that is infinite; NaNs are above
 
 
 @dataclass(frozen=True, slots=True)

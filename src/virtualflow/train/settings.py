@@ -17,6 +17,8 @@ from virtualflow.train import optimizer_state, script_state
 from virtualflow.train.state import Parts, tensors_in
 
 LARGE_BYTES = 1 << 20  # a state with more tensors than this is no setting; it is kept once
+OPTIMIZER = "the optimizer"
+_ABSENT = object()
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -66,12 +68,13 @@ class Settings:
 
     def _changed_attributes(self) -> dict[str, dict[str, Any]]:
         """Plain attributes, such as a dropout rate, that have another value than when the Trainer was made."""
-        now = self._plain_attributes()
         changed = {
             owner: {
-                key: value for key, value in values.items() if self._attributes.get(owner, {}).get(key, value) != value
+                key: value
+                for key, value in values.items()
+                if self._attributes.get(owner, {}).get(key, _ABSENT) != value
             }
-            for owner, values in now.items()
+            for owner, values in self._plain_attributes().items()
         }
         return {owner: values for owner, values in changed.items() if values}
 
@@ -81,9 +84,6 @@ class Settings:
             name: {key: value for key, value in vars(owner).items() if key != "training" and isinstance(value, _PLAIN)}
             for name, owner in owners
         }
-
-
-OPTIMIZER = "the optimizer"
 
 
 def _is_small(contents: Any) -> bool:

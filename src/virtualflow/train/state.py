@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -112,6 +113,11 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """The tensor's elements in their logical order, as bytes."""
     array: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
+
+
+def checksum(tensor: Tensor) -> int:
+    """A number that changes when the tensor's bytes do, unless somebody wants it not to."""
+    return zlib.crc32(bytes_of(tensor))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +28,12 @@ from virtualflow.train.reduction import Reduction
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
 from virtualflow.train.seeding import reseed
 from virtualflow.train.state import Parts, named_parameters
+from virtualflow.train.untouched import Untouched
 
 LossFn = Callable[[nn.Module, Any], Any]
+_NON_FINITE_ADVICE = (
+    'The model was not updated. Lower the learning rate, or set clip_grad_norm; on_nan="continue" trains on regardless.'
+)
 MAX_ATTEMPTS = 4  # one to measure, one to move the grids, and two that can only mean a loss that is not replayable
 
 
@@ -85,6 +89,11 @@ class StepRunner:
         self._pace = pace
         self._bystanders = bystanders
         self._steps = 0  # that this worker has made
+        self._must_be_finite = settings.on_nan == "raise" and grad_scaler is None
+        reduction.finds_not_finite = self._must_be_finite
+        if grad_scaler is not None:
+            # It makes its scale when it is first used, which a worker without examples would not do.
+            grad_scaler.scale(torch.zeros((), device=next(parts.model.parameters()).device))
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed) -> StepResult:
         """Run one step on *batch*, together with the other workers."""
@@ -94,23 +103,35 @@ class StepRunner:
         if self._steps == 1:  # later ones are found at the ends of epochs
             self._bystanders.check("it has changed since the first step")
         self._pace.begin_step()
-        for attempt in range(MAX_ATTEMPTS):
-            attempt_at = _Attempt(batch, global_step, attempt)
-            packed = self._peers.agree(lambda: self._attempt(attempt_at, feed))  # noqa: B023  (called at once)
+        try:
+            attempt, scalars = self._attempts(batch, global_step, feed)
+            self._check(global_step, scalars)
+            accumulator = self._audit.hash_accumulator(self._reduction) if self._audit is not None else None
+            norm = self._finish(attempt, scalars)
+        except Exception:
+            # Whoever catches this finds the model as it was before the step.
+            self.abandon()
+            self._reduction.forget()
+            raise
+        result = self._commit(attempt, scalars, norm, accumulator)
+        self._steps += 1
+        return result
+
+    def _attempts(self, batch: GlobalBatch, global_step: int, feed: Feed) -> tuple[_Attempt, StepScalars]:
+        """Try until the sums are right; they are then those of all workers."""
+        for number in range(MAX_ATTEMPTS):
+            attempt = _Attempt(batch, global_step, number)
+            packed = self._peers.agree(lambda: self._attempt(attempt, feed))  # noqa: B023  (called at once)
             faults.reach("after the scalars")
             scalars = read_scalars(packed, self._settings.virtual_nodes)
             if any(report.born for report in scalars.nodes.values()):
                 self._share_births(global_step)
             elif self._reduction.accept(scalars.peaks):
-                break
-        else:
-            raise HiddenStateError(
-                f"step {global_step} gave other gradients on each of {MAX_ATTEMPTS} attempts. Something in the model "
-                "or loss_fn keeps state between calls; `vf run --audit` finds out what."
-            )
-        result = self._commit(attempt_at, scalars)
-        self._steps += 1
-        return result
+                return attempt, scalars
+        raise HiddenStateError(
+            f"step {global_step} gave other gradients on each of {MAX_ATTEMPTS} attempts. Something in the model "
+            "or loss_fn keeps state between calls; `vf run --audit` finds out what."
+        )
 
     def abandon(self) -> None:
         """Undo what an unfinished attempt has left: only committed steps count."""
@@ -135,6 +156,8 @@ class StepRunner:
         calls = self._peers.announce(
             "step", attempt.global_step, derive(0, self._settings.trainer, batch.epoch, batch.step)
         )
+        by_value = attempt.number == 0 and (self._steps == 0 or self._audit is not None)
+        self._untouched = Untouched(self._model, named_parameters(self._model), by_value=by_value)
         self._buffers.born = {}
         busy = [node for node in self._peers.nodes(self._settings.virtual_nodes) if len(batch.shards[node])]
         if self._audit is not None:
@@ -181,7 +204,8 @@ class StepRunner:
             faults.reach("forward")
             watch = self._bystanders.watched(attempt.global_step, node) if self._steps == 0 else nullcontext()
             with watch:
-                loss = self._forward(shard, attempt.global_step)
+                loss = read_loss(self._settings.loss_fn(self._model, shard.batch), shard.examples)
+            self._untouched.check_forward(attempt.global_step)
             if before_sending is not None:
                 asked = time.perf_counter()
                 before_sending()
@@ -190,7 +214,10 @@ class StepRunner:
         except (MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise DeviceMemoryError(_memory_advice(node, shard.examples, attempt.global_step, error)) from error
+            if "backward through the graph a second time" in str(error):
+                raise HiddenStateError(_graph_advice(node, attempt.global_step)) from error
             raise
+        self._untouched.check_node(attempt.global_step)
         self._buffers.compare()
         born = self._buffers.end_node(node)
         integers = self._buffers.integers()
@@ -199,45 +226,42 @@ class StepRunner:
         total = float(loss.total.detach()) * (shard.examples if loss.is_mean else 1)
         return NodeScalars(total, loss.weight, shard.ids, integers, unclean, loss.is_mean, born)
 
-    def _forward(self, shard: Shard, global_step: int) -> Loss:
-        versions = [parameter._version for parameter in self._reduction.parameters]
-        loss = read_loss(self._settings.loss_fn(self._model, shard.batch), shard.examples)
-        if versions != [parameter._version for parameter in self._reduction.parameters]:
-            changed = [
-                name
-                for (name, parameter), version in zip(self._model.named_parameters(), versions, strict=True)
-                if parameter._version != version
-            ]
-            raise HiddenStateError(
-                f"the forward of step {global_step} wrote to the parameter(s) {', '.join(changed)}: virtual nodes "
-                "that run later would start from another model. Initialise parameters before the Trainer is made, "
-                "and keep running values in buffers."
-            )
-        return loss
-
     def _backward(self, loss: Loss, shard: Shard, examples: int) -> None:
-        if not loss.is_mean:
-            weighted = loss.total
-        elif self._reduction.normalises:
-            weighted = loss.total * (shard.examples / examples)
+        total, factor = loss.total, 1.0
+        if loss.is_mean:
+            factor = shard.examples / examples if self._reduction.normalises else float(shard.examples)
+        if total.dtype in (torch.float16, torch.bfloat16):
+            # 257 is 256 there: gradients are weighed instead, one by one.
+            self._reduction.begin_backward(factor)
         else:
-            weighted = loss.total * shard.examples
-        (self._scaler.scale(weighted) if self._scaler is not None else weighted).backward()
+            self._reduction.begin_backward()
+            total = total * factor if loss.is_mean else total
+        (self._scaler.scale(total) if self._scaler is not None else total).backward()
 
-    def _commit(self, attempt: _Attempt, scalars: StepScalars) -> StepResult:
-        self._check(attempt.global_step, scalars)
+    def _finish(self, attempt: _Attempt, scalars: StepScalars) -> float | None:
+        """Set gradients and buffers to those of the step; return the gradient's norm if it came for free."""
         self._buffers.restore()
-        accumulator = self._audit.hash_accumulator(self._reduction) if self._audit is not None else None
         means = all(node.is_mean for node in scalars.nodes.values())
         weight = 1.0 if means and self._reduction.normalises else scalars.weight
         norm = self._reduction.finish(scalars.peaks, weight, attempt.batch.examples)
+        if self._must_be_finite and norm is not None and not math.isfinite(norm):
+            raise NonFiniteError(
+                f"in step {attempt.global_step}, the gradient's norm is {norm}, although all virtual nodes' gradients "
+                f"are finite: divided by the summed weight of {weight:.3g}, they leave the range of their type. "
+                + _NON_FINITE_ADVICE
+            )
+        return norm
+
+    def _commit(
+        self, attempt: _Attempt, scalars: StepScalars, norm: float | None, accumulator: str | None
+    ) -> StepResult:
         if self._settings.mixed and norm is not None:
             norm = self._leads(norm, attempt.global_step)
         seed = self._settings.seed
         reseed(derive(seed, "update", attempt.global_step))  # some optimizers draw noise
         faults.reach("optimizer")
         self._pace.begin()
-        norm = self._update(norm)
+        norm = self._update(norm, attempt.global_step)
         self._pace.end_update(len(self._peers.membership.devices))
         faults.reach("after the commit")
         ids = tuple(node.ids for node in scalars.nodes.values())
@@ -249,14 +273,18 @@ class StepRunner:
         shared = self._peers.from_lead("step", global_step, lambda: bits)
         return float(struct.unpack("<d", shared.to_bytes(8, "little", signed=True))[0])
 
-    def _update(self, norm: float | None) -> float | None:
+    def _update(self, norm: float | None, global_step: int) -> float | None:
         limit = self._settings.clip_grad_norm
         if self._scaler is not None:
             scale = self._scaler.get_scale()
             self._scaler.unscale_(self._optimizer)
             norm = None if norm is None else norm / scale
         if limit is not None:
-            norm = _clip(self._reduction.parameters, limit, norm)
+            gradients = [parameter.grad for parameter in self._reduction.parameters if parameter.grad is not None]
+            if norm is None:
+                norm = float(torch.nn.utils.get_total_norm(gradients))
+                norm = self._leads(norm, global_step) if self._settings.mixed else norm
+            _clip(gradients, limit, norm)
         if self._scaler is not None:
             self._scaler.step(self._optimizer)
             self._scaler.update()
@@ -279,9 +307,14 @@ class StepRunner:
                     f"in step {global_step}, loss_fn returned a mean for one of virtual nodes {first[0]} and {node} "
                     "and (total, weight) for the other. It must always return the same kind."
                 )
-        if self._settings.on_nan == "raise" and self._scaler is None:
+        if self._must_be_finite:
             for node, report in scalars.nodes.items():
                 self._check_finite(global_step, node, report)
+            if (name := self._reduction.not_finite(scalars.peaks)) is not None:
+                raise NonFiniteError(
+                    f"in step {global_step}, the gradient of {name!r} has values that are not finite. "
+                    + _NON_FINITE_ADVICE
+                )
 
     def _check_finite(self, global_step: int, node: int, report: NodeScalars) -> None:
         if math.isfinite(report.total) and not report.unclean:
@@ -292,8 +325,7 @@ class StepRunner:
             else f"the loss is {report.total}"
         )
         raise NonFiniteError(
-            f"in step {global_step}, virtual node {node}, {what}. The model was not updated. Look at that shard, lower "
-            'the learning rate, or set clip_grad_norm; on_nan="continue" trains on regardless.'
+            f"in step {global_step}, virtual node {node}, {what}. Look at that shard. {_NON_FINITE_ADVICE}"
         )
 
     def _integer_advice(self, global_step: int, one: int, other: int) -> str:
@@ -320,14 +352,10 @@ class _Attempt:
         return Request(self.batch.epoch, self.batch.step, node, self.number, self.batch.shards[node])
 
 
-def _clip(parameters: Sequence[nn.Parameter], limit: float, norm: float | None) -> float:
-    gradients: list[Tensor] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if norm is None:
-        norm = float(torch.nn.utils.get_total_norm(gradients))
+def _clip(gradients: list[Tensor], limit: float, norm: float) -> None:
     factor = limit / (norm + 1e-6)
     if gradients and not factor >= 1.0:
         torch._foreach_mul_(gradients, factor)
-    return norm
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -335,6 +363,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return "can't allocate memory" in str(error) or "out of memory" in str(error)
+
+
+def _graph_advice(node: int, global_step: int) -> str:
+    return (
+        f"in step {global_step}, the loss of virtual node {node} depends on a graph whose backward has run already: on "
+        "something that an earlier call of loss_fn has computed and kept (a hidden state, a cached output, a sum of "
+        "losses), or on a loss whose backward() loss_fn has called itself. Detach what is kept; virtual nodes run as "
+        "if at the same time, so that one can't use what another has left."
+    )
 
 
 def _memory_advice(node: int, examples: int, global_step: int, error: BaseException) -> str:

@@ -1,0 +1,30 @@
+"""The paper's own scheme under fire: equal up to rounding, whoever joined, left or was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.harness import Chaos, Strike
+from virtualflow.runtime.local import LocalBackend
+
+
+@pytest.mark.parametrize("reduction", ["fast", "exact"])
+def test_layers_are_frozen_and_unfrozen_while_workers_come_and_go(
+    backend: LocalBackend, tmp_path: Path, reduction: str
+) -> None:
+    options: dict[str, Any] = {"epochs": 6, "evaluate": False, "reduction": reduction, "frozen_epochs": [1, 2, 4]}
+    calm = Chaos(backend, tmp_path / "calm", devices=1).run(**options)
+    chaos = Chaos(backend, tmp_path / "job", devices=2)
+    chaos._hold.parent.mkdir(parents=True, exist_ok=True)
+    chaos._hold.touch()
+    strikes = [Strike(8, "resize", devices=4), Strike(13, "kill", 1), Strike(20, "resize", devices=3)]
+    finished = chaos.run(strikes, hold=str(chaos._hold), **options)
+    assert finished.outcome.code == 0, finished.failure
+    assert chaos.done == {"resize": 2, "kill": 1}
+    assert len(finished.changes) >= 3
+    assert [step.loss for step in finished.steps] == pytest.approx([step.loss for step in calm.steps], rel=1e-3)
+    if reduction == "exact":
+        assert finished.digest == calm.digest
