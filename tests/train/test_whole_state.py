@@ -29,7 +29,7 @@ def resumed_equals_whole(tmp_path: Path, build: Callable[[], tuple[vf.Trainer, A
         trainer, script = build()
         if load:
             trainer.load(tmp_path / "c.pt")
-        for epoch in script(trainer):
+        for _ in script(trainer):
             for batch in trainer.batches(regression()):
                 trainer.step(batch)
                 if trainer.global_step == stop:
