@@ -1,0 +1,28 @@
+"""AdamW with a one-cycle schedule that is stepped after every batch, and gradients clipped by their norm."""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import virtualflow as vf
+
+vf.seed(0)
+data = TensorDataset(torch.randn(44, 10), torch.randint(0, 3, (44,)))
+model = nn.Sequential(nn.Linear(10, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.05)
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=12)
+
+
+def loss_fn(model, batch):
+    inputs, labels = batch
+    return cross_entropy(model(inputs), labels)
+
+
+trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4, state=[schedule], clip_grad_norm=0.5)
+for epoch in trainer.epochs(2):
+    for batch in trainer.batches(data):
+        loss = trainer.step(batch)
+        schedule.step()
+    print(f"epoch {epoch}: loss {loss:.4f}, learning rate {schedule.get_last_lr()[0]:.5f}")
+print(trainer.digest())

@@ -1,0 +1,26 @@
+"""The short last batch of each epoch is left out."""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import virtualflow as vf
+
+vf.seed(0)
+data = TensorDataset(torch.randn(53, 10), torch.randint(0, 3, (53,)))
+model = nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def loss_fn(model, batch):
+    inputs, labels = batch
+    return cross_entropy(model(inputs), labels)
+
+
+trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4, drop_last=True)
+for epoch in trainer.epochs(2):
+    for batch in trainer.batches(data):
+        loss = trainer.step(batch)
+    print(f"epoch {epoch}: loss {loss:.4f}")
+print(trainer.digest())
