@@ -6,6 +6,7 @@ Logs, ``vf verify`` and everything that draws or watches a job read this stream 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import time
@@ -20,6 +21,17 @@ from virtualflow.errors import EventStreamError
 
 STREAM = "events.jsonl"
 KEPT_STEPS = 256
+
+
+def stream_of(folder: Path, trainer: int) -> Path:
+    """Where a job's Trainer of that number writes: 1 for the first."""
+    return folder / (STREAM if trainer == 1 else f"events-{trainer}.jsonl")
+
+
+def streams_in(folder: Path) -> list[Path]:
+    """The streams of all Trainers of a job, in their order."""
+    found = itertools.takewhile(Path.is_file, (stream_of(folder, number) for number in itertools.count(1)))
+    return list(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,3 +393,55 @@ def test_a_frozen_teacher_needs_no_word() -> None:
     trainer = make(loss_fn=lambda m, b: mse_loss(m(b[0]), teacher(b[0])))
     train(trainer, regression())
     assert trainer.global_step == 5
+
+
+def test_what_the_script_does_after_a_save_at_the_end_of_an_epoch_belongs_to_it(tmp_path: Path) -> None:
+    def script(load: bool) -> str:
+        vf.seed(0)
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        progress = vf.State(seen=0)
+        trainer = make(model, optimizer=optimizer, state=[schedule, progress])
+        if load:
+            trainer.load(tmp_path / "1.pt")
+        for epoch in trainer.epochs(3):
+            for batch in trainer.batches(regression()):
+                trainer.step(batch)
+            if not load:
+                trainer.save(tmp_path / f"{epoch}.pt")
+            schedule.step()
+            progress.seen += 1
+        assert progress.seen == 3
+        return trainer.digest()
+
+    assert script(load=False) == script(load=True)
+
+
+def test_an_optimizer_that_the_loop_steps_by_itself_is_named_unless_declared() -> None:
+    def script(*state: Any) -> vf.Trainer:
+        vf.seed(0)
+        model = mlp()
+        trainer = make(model, state=list(state))
+        for _ in trainer.epochs(1):
+            for batch in trainer.batches(regression()):
+                trainer.step(batch)
+                other.zero_grad()
+                beside(torch.ones(6)).sum().backward()
+                other.step()
+        return trainer
+
+    beside = mlp()
+    other = torch.optim.Adam(beside.parameters())
+    with pytest.raises(HiddenStateError, match=r"\(Adam\) that no Trainer knows of"):
+        script()
+    assert script(beside, other).global_step == 5
+
+
+def test_training_in_eval_mode_is_told_once() -> None:
+    vf.seed(0)
+    model = mlp().eval()
+    trainer = make(model)
+    with pytest.warns(UserWarning, match="eval mode") as told:
+        train(trainer, regression())
+    assert len(told) == 1

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from virtualflow.core.certificate import Certificate, Verdict, compare
+from virtualflow.core.certificate import Certificate, Verdict, compare_all
 from virtualflow.core.membership import home
 from virtualflow.errors import EventStreamError
-from virtualflow.events import STREAM, read_events
+from virtualflow.events import STREAM, read_events, streams_in
 
 
 def verify(
@@ -25,7 +25,7 @@ def verify(
 
     Exit code 0 means equal, 1 means not.
     """
-    verdict = compare(_certificate(one), _certificate(other))
+    verdict = compare_all(_certificates(one), _certificates(other))
     if as_json:
         print(json.dumps(asdict(verdict), indent=2))
     else:
@@ -33,16 +33,17 @@ def verify(
     raise typer.Exit(0 if verdict.equal else 1)
 
 
-def _certificate(run: str) -> Certificate:
-    path = _stream(run)
-    return Certificate.of(read_events(path), str(path))
+def _certificates(run: str) -> list[Certificate]:
+    return [Certificate.of(read_events(path), str(path)) for path in _streams(run)]
 
 
-def _stream(run: str) -> Path:
-    candidates = [Path(run), Path(run) / STREAM, home() / "jobs" / run / STREAM]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
+def _streams(run: str) -> list[Path]:
+    """The streams of all Trainers of a run, in order; of a stream's own path just that one."""
+    if Path(run).is_file():
+        return [Path(run)]
+    for folder in (Path(run), home() / "jobs" / run):
+        if (folder / STREAM).is_file():
+            return streams_in(folder)
     known = sorted(folder.name for folder in (home() / "jobs").glob("*") if (folder / STREAM).is_file())
     newest = f" The newest jobs: {', '.join(known[-5:])}." if known else ""
     raise EventStreamError(f"there is no run {run!r}: neither a file, nor a folder, nor a job in {home()}.{newest}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from virtualflow.errors import EventStreamError
@@ -77,6 +77,22 @@ def compare(one: Certificate, other: Certificate) -> Verdict:
             place = f"step {step} (epoch {one.steps[step].epoch})"
             return Verdict(False, f"different since {place}: {what}", len(common), step, what, differing)
     return _same_as_far_as_both_go(one, other, common, differing)
+
+
+def compare_all(one: Sequence[Certificate], other: Sequence[Certificate]) -> Verdict:
+    """The same for two runs whose scripts made several Trainers, each with a stream of its own, in order."""
+    if len(one) != len(other):
+        return Verdict(False, f"different: one run made {len(one)} Trainers and the other {len(other)}", 0)
+    verdicts = [compare(mine, theirs) for mine, theirs in zip(one, other, strict=True)]
+    steps = sum(verdict.steps_compared for verdict in verdicts)
+    for number, verdict in enumerate(verdicts, 1):
+        if not verdict.equal:
+            return replace(verdict, summary=f"Trainer {number}: {verdict.summary}") if len(one) > 1 else verdict
+    if len(one) == 1:
+        return verdicts[0]
+    facts = tuple(dict.fromkeys(fact for verdict in verdicts for fact in verdict.facts))
+    told = f"equal: {len(one)} Trainers, {steps} steps, bit by bit"
+    return Verdict(True, f"{told}, although their facts differ" if facts else told, steps, facts=facts)
 
 
 def _same_as_far_as_both_go(

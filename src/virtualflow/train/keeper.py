@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ class Keeper:
             checkpoint.write(path, self._contents(position, top))
         for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
             old.unlink(missing_ok=True)
+
+    def amend(self, path: Path, position: Position) -> None:
+        """Give a checkpoint that was saved at this position the settings as they are now."""
+
+        def write() -> None:
+            saved = checkpoint.read(path)
+            if saved["position"] == asdict(position):  # else another job has written there since
+                checkpoint.write(path, saved | {"settings": self._live.settings.take()})
+
+        self.write_once("save", path, position, write)
 
     def write_once(self, call: str, path: Path, position: Position, write: Callable[[], None]) -> None:
         """Let the lead *write*; raise on every worker if it could not."""

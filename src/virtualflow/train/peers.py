@@ -195,16 +195,29 @@ class Pending:
         devices = self._membership.devices
         for device, call in zip(devices[1:], others, strict=True):
             if call[:3] != first[:3]:
-                raise CollectiveError(_advice(devices[0], first, device, call))
+                raise CollectiveError(_advice(devices[0], first, device, call, self._newcomers()))
         # Everyone has this list, so everyone knows the same: which generation all have heard of.
         self._membership.all_have_seen(min(call[3] for call in (first, *others)))
 
+    def _newcomers(self) -> str:
+        """Who has not been here from the start, if that can be the cause."""
+        joined = sorted({device for change in self._membership.changes for device in change.joined})
+        if joined:
+            return f"Device(s) {', '.join(joined)} joined while the job ran"
+        return "The job was resumed" if self._membership.job.resume_from is not None else ""
 
-def _advice(one: DeviceId, first: tuple[int, ...], other: DeviceId, call: tuple[int, ...]) -> str:
+
+def _advice(one: DeviceId, first: tuple[int, ...], other: DeviceId, call: tuple[int, ...], newcomers: str) -> str:
+    what = f"device {one} called {_name(first)} while device {other} called {_name(call)}."
+    if newcomers:
+        return (
+            f"{what} {newcomers}: a variable that steers the loop, such as a best score or a count of bad epochs, is "
+            "lost on a worker that joins and in a job that resumes, unless the job keeps it. Keep it in progress = "
+            "vf.State(best=..., bad=0) and vf.Trainer(..., state=[progress])."
+        )
     return (
-        f"device {one} called {_name(first)} while device {other} called {_name(call)}. Every worker must make the "
-        "same calls with the same arguments in the same order: is one of them behind `if trainer.is_lead`, or does it "
-        "depend on something that differs by worker?"
+        f"{what} Every worker must make the same calls with the same arguments in the same order: is one of them "
+        "behind `if trainer.is_lead`, or does it depend on something that differs by worker?"
     )
 
 

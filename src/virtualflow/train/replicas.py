@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
-
-from torch import Tensor
 
 from virtualflow.errors import ReplicaError
 from virtualflow.train.peers import Peers
 from virtualflow.train.snapshot import Live
-from virtualflow.train.state import bytes_of, contents, digest, flattened
+from virtualflow.train.state import contents, described, digest
 
 NAMED = 3  # differences told of one worker
 
@@ -47,28 +44,14 @@ class Replicas:
 
     def _digest(self) -> str:
         sha = hashlib.sha256(digest(self._live.parts, self._live.optimizer).encode())
-        for name, value in self._described_settings():
+        for name, value in self._live.settings.described():
             sha.update(f"{name}\0{value}\0".encode())
         return sha.hexdigest()
 
     def _described(self) -> Iterator[tuple[str, str]]:
         for name, value in contents(self._live.parts, self._live.optimizer):
-            yield name, _described(value)
-        yield from self._described_settings()
-
-    def _described_settings(self) -> Iterator[tuple[str, str]]:
-        settings = self._live.settings.take()
-        names = {"optimizer": "the optimizer's group", "requires_grad": "requires_grad of", "training": "the mode of"}
-        for key, title in (*names.items(), ("state", "state")):
-            for name, value in flattened(settings[key], title):
-                yield name, _described(value)
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Tensor):
-        hashed = hashlib.blake2b(bytes_of(value), digest_size=6).hexdigest()
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed}"
-    return repr(value)[:60]
+            yield name, described(value)
+        yield from self._live.settings.described()
 
 
 def _odd_names(theirs: dict[str, str], leads: dict[str, str]) -> list[str]:
@@ -78,7 +61,7 @@ def _odd_names(theirs: dict[str, str], leads: dict[str, str]) -> list[str]:
 def _differences(device: str, theirs: dict[str, str], lead: str, leads: dict[str, str]) -> str:
     names = _odd_names(theirs, leads)
     told = [
-        f"{name} is {theirs.get(name, 'not there')}, and {leads.get(name, 'not there')} on {lead}"
+        f"{name} is {theirs.get(name, 'not there')[:60]}, and {leads.get(name, 'not there')[:60]} on {lead}"
         for name in names[:NAMED]
     ]
     more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from virtualflow.errors import CheckpointError, ConfigError
+from virtualflow.train import optimizer_state
 
 _ARRAY = "a numpy array"
 CONSTANTS = (int, float, str, bytes, type(None))
@@ -78,7 +79,9 @@ def take(item: Any) -> Any:
 
 def put(item: Any, contents: Any, where: str) -> None:
     """Set *item*, which is *where* in the job, to *contents* that ``take`` returned."""
-    if _has_state_dict(item):
+    if isinstance(item, torch.optim.Optimizer):
+        optimizer_state.put(item, copy.deepcopy(contents))
+    elif _has_state_dict(item):
         item.load_state_dict(copy.deepcopy(contents))  # schedules keep what they are given
     elif isinstance(item, State):
         _set_dict(vars(item), contents)

@@ -8,16 +8,23 @@ starts from where it started then, and ends with what the job has now.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from virtualflow.train import optimizer_state, script_state
-from virtualflow.train.state import Parts, tensors_in
+from virtualflow.train.state import Parts, described, flattened, tensors_in
 
 LARGE_BYTES = 1 << 20  # a state with more tensors than this is no setting; it is kept once
 OPTIMIZER = "the optimizer"
+_TITLES = {
+    "optimizer": "the optimizer's group",
+    "requires_grad": "requires_grad of",
+    "training": "the mode of",
+    "state": "state",
+}
 _ABSENT = object()
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -65,6 +72,13 @@ class Settings:
         for place, (item, contents) in enumerate(zip(self._state, saved["state"], strict=True)):
             if contents is not None:
                 script_state.put(item, contents, f"state[{place}]")
+
+    def described(self) -> Iterator[tuple[str, str]]:
+        """Each setting's name and value in words; what a forward may count by itself is left out."""
+        taken = self.take()
+        for key, title in _TITLES.items():
+            for name, value in flattened(taken[key], title):
+                yield name, described(value)
 
     def _changed_attributes(self) -> dict[str, dict[str, Any]]:
         """Plain attributes, such as a dropout rate, that have another value than when the Trainer was made."""

@@ -109,6 +109,14 @@ def flattened(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+def described(value: Any) -> str:
+    """A tensor's form and hash, or a plain value, in a few words: equal words mean equal bits."""
+    if isinstance(value, Tensor):
+        hashed = hashlib.blake2b(bytes_of(value), digest_size=6).hexdigest()
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed}"
+    return repr(value)
+
+
 def bytes_of(tensor: Tensor) -> memoryview:
     """The tensor's elements in their logical order, as bytes."""
     array: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

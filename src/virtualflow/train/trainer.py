@@ -21,7 +21,6 @@ from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes
 from virtualflow.errors import CheckpointError, ConfigError, CoordinatorLostError
 from virtualflow.events import (
-    STREAM,
     EpochEnded,
     EpochStarted,
     Evaluated,
@@ -32,8 +31,9 @@ from virtualflow.events import (
     Saved,
     SetRight,
     StepDone,
+    stream_of,
 )
-from virtualflow.train import allocator, certificate, checkpoint, checks, inference, profiler, snapshot
+from virtualflow.train import allocator, certificate, checkpoint, checks, inference, profiler, snapshot, strays
 from virtualflow.train.audit import Audit
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.bystanders import Bystanders
@@ -114,6 +114,7 @@ class Trainer:
         kind = ExactReduction if reduction == "exact" else FastReduction
         reducer = kind(named_parameters(model), buffers, len(self._sizes))
         settings = Settings(parts, optimizer, state)
+        strays.declare((optimizer, *state))
         self._live = Live(parts, optimizer, reducer, buffers, settings, state, grad_scaler)
         self._bystanders = Bystanders(loss_fn, parts, state)
         self._runner = StepRunner(
@@ -139,6 +140,8 @@ class Trainer:
         self._resumable: bool | None = None  # as soon as it trains: whether it is the script's first that does
         self._in_epochs = False
         self._pass_begun = False
+        self._said: set[str] = set()
+        self._saved: dict[Path, list[tuple[str, str]]] = {}  # after this epoch's batches: with which settings
         self._feed: Feed | None = None
         self._fed_generation = -1
         self._changes_told = 0
@@ -176,6 +179,7 @@ class Trainer:
             self._epochs_in_all = count
             yield epoch
             self._position.finished = True
+            self._complete_saves()
         self._in_epochs = False
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -213,12 +217,14 @@ class Trainer:
         self._events.write(EpochStarted(epoch.number, self._epochs_in_all, epoch.steps, first))
         try:
             for step in range(first, epoch.steps):
+                strays.watch(training=True)
                 self._position.step = step  # the script may have skipped a batch
                 self._cross_boundary(epoch, step, feed)
                 reseed(derive(self._seed, "batch", epoch.number, step))
                 yield epoch.batch(step)
             self._close_epoch(epoch)
         finally:
+            strays.watch(training=False)
             self._position.finished = True
 
     def _enter_pass(self) -> None:
@@ -234,6 +240,12 @@ class Trainer:
             raise ConfigError(
                 f"trainer.step got a {type(batch).__name__}, expected what `for batch in trainer.batches(dataset):` "
                 "yields: indices, from which each device loads its own shards."
+            )
+        if not self._live.parts.model.training:
+            self._say_once(
+                "trainer.step trains a model that is in eval mode: without dropout, and with batch norm's running "
+                "statistics. If a test of your own called model.eval(), call model.train() after it; "
+                "trainer.evaluate(dataset, metric_fn) sets the mode back by itself."
             )
         started = time.perf_counter()
         try:
@@ -378,7 +390,7 @@ class Trainer:
     def _stream(self) -> Path:
         parameters = sum(parameter.numel() for parameter in self._live.parts.model.parameters())
         self._membership.new_trainer(self._number, self._sizes, parameters)
-        return self._membership.job.folder / (STREAM if self._number == 1 else f"events-{self._number}.jsonl")
+        return stream_of(self._membership.job.folder, self._number)
 
     def _settle(self) -> None:
         """Between two steps: the one place where membership changes by plan."""
@@ -420,6 +432,11 @@ class Trainer:
             )
         self._changes_told = len(self._membership.changes)
 
+    def _say_once(self, text: str) -> None:
+        if self.is_lead and text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, stacklevel=3)
+
     def _keep(self) -> None:
         """Write an automatic checkpoint, for the one Trainer that can be resumed."""
         if self._resumable:
@@ -447,7 +464,16 @@ class Trainer:
 
     def _save(self, path: Path) -> None:
         self._keeper.save(path, self._position, self._top)
+        if self._in_epochs and self._position.finished:
+            self._saved[path] = list(self._live.settings.described())
         self._events.write(Saved(self.global_step, str(path)))
+
+    def _complete_saves(self) -> None:
+        """A save after the batches counts the epoch as finished, so what the script did after it belongs to it too."""
+        saved, self._saved = self._saved, {}
+        for path, settings in saved.items():
+            if settings != list(self._live.settings.described()):
+                self._keeper.amend(path, self._position)
 
     def _record(self, batch: GlobalBatch, result: StepResult, seconds: float) -> None:
         loss_bits = result.loss.hex()
