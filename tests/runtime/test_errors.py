@@ -305,3 +305,20 @@ def test_the_audit_passes_a_clean_script(job) -> None:  # type: ignore[no-untype
     finished, _ = job("train(make(torch.nn.Sequential(mlp(), torch.nn.Dropout(0.1))), regression())", audit=True)
     assert finished.outcome.code == 0
     assert all(step.accumulator for step in finished.steps)
+
+
+FORGOTTEN = """
+factor = 1.0
+trainer = make(mlp(), lambda m, b: mse(m, b) * factor)
+for _ in trainer.epochs(3):
+    for batch in trainer.batches(regression()):
+        trainer.step(batch)
+        factor *= 0.9
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_audit_finds_a_variable_that_a_worker_that_joins_does_not_have(job, devices: int) -> None:  # type: ignore[no-untyped-def]
+    finished, _ = job(FORGOTTEN, devices, audit=True)
+    assert "HiddenStateError" in finished.failure
+    assert "a variable of the script" in finished.failure

@@ -117,6 +117,9 @@ class Membership(Protocol):
     def change(self, send_state: Handover) -> None:
         """Change to the new generation; does not return on a worker that leaves."""
 
+    def exchange(self) -> None:
+        """Ask for one worker to be replaced by a new one, as the audit does once."""
+
     def shrink(self, count: int) -> None:
         """Ask for the first *count* devices alone to go on: the others leave, and nobody may join any more."""
 
@@ -190,6 +193,9 @@ class Solo:
 
     def change(self, send_state: Handover) -> None:
         raise NotImplementedError("nobody joins or leaves a plain script")
+
+    def exchange(self) -> None:
+        pass
 
     def shrink(self, count: int) -> None:
         raise NotImplementedError("nobody can leave a plain script")

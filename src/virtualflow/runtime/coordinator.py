@@ -67,6 +67,7 @@ class Coordinator:
         self._told = ""
         self._host = backend.address
         self._lost_code, self._lost_text = 1, ""
+        self._exchanges: list[tuple[str, ...]] = []  # the devices that the audit still wants the job to go through
         speeds = balancing.speeds_of(job)
         self.roster = Roster(
             job.devices, job.owners, speeds, replace_lost=job.replace_lost, patience_seconds=job.patience_seconds
@@ -84,6 +85,8 @@ class Coordinator:
             while self._outcome is None:
                 self._pump(TICK_SECONDS)
                 self._carry_out(self.roster.tick(time.monotonic()))
+                if self._exchanges and self.roster.is_settled and not self._stopping:
+                    self.move(self._exchanges.pop(0))
                 if self._told_to_go and not self._stopping:
                     self.stop(checkpoint=True)
                 if time.monotonic() > self._stop_before:
@@ -263,6 +266,8 @@ class Coordinator:
                 self._end(Outcome(1, Failure("", "mapping", f"{error}\n", consequence=False)))
         if "pace" in message:
             actions = self.balancing.note(device, message)
+        if "exchange" in message:
+            self._plan_exchange(message["exchange"])
         if "closed" in message:
             actions = self.roster.close()
         if "ready" in message:
@@ -284,6 +289,18 @@ class Coordinator:
         if "result" in message:
             self._keep_result(message["call"], message["result"])
         self._carry_out(actions)
+
+    def _plan_exchange(self, device_type: str) -> None:
+        """For the audit: a worker leaves and another joins in its place, which runs the script from the top."""
+        devices, nodes = self.roster.generation.devices, len(self.roster.node_sizes)
+        if self.roster.closed or self.roster.guests:
+            self._say("audit: nobody can join this job, so no worker was exchanged")
+        elif len(devices) > 1:
+            self._exchanges = [devices[:-1], devices]
+        elif nodes > 1 and device_type == "cpu" and not self.balancing.typed:
+            self._exchanges = [(*devices, "1" if devices[0] == "0" else "0")]
+        else:
+            self._say("audit: there is no second device for a worker to join, so none was exchanged")
 
     def _keep_result(self, call: int, result: Any) -> None:
         """Every worker tells, so that none is missed when one is lost; the first to do so is believed."""
@@ -340,6 +357,8 @@ class Coordinator:
             elif isinstance(action, Finish):
                 self._crew.tell(all_done=True)
                 self._stopping = False  # whatever was asked for: it has come to its end
+                if self._exchanges:
+                    self._say("audit: the job came to its end before a worker could be exchanged")
                 self._end(Outcome(0))
             elif isinstance(action, GiveUp):
                 text = f"{self._lost_text}{action.reason}\n"

@@ -134,6 +134,9 @@ class Member:
         if isinstance(new, Generation):
             self._remap(new, Stopwatch())
 
+    def exchange(self) -> None:
+        self._wire.send(exchange=self.job.device_type)
+
     def shrink(self, count: int) -> None:
         self._wire.send(shrink=count)
 

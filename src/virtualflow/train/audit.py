@@ -8,16 +8,42 @@ not have shows as a gradient that differs between the two.
 from __future__ import annotations
 
 import hashlib
+import time
 
 from torch import Tensor
 
-from virtualflow.core.membership import Group
+from virtualflow.core.membership import Group, Membership
+from virtualflow.core.sharding import Epoch
 from virtualflow.errors import HiddenStateError
 from virtualflow.train.peers import gather_packed, unpacked
 from virtualflow.train.reduction import ExactReduction, Reduction
 from virtualflow.train.state import bytes_of
 
 Seen = dict[tuple[int, str], str]
+SLOW_SECONDS, MOST_BOUNDARIES = 0.25, 80  # a worker takes seconds to start, and a small job would be over by then
+
+
+class Exchange:
+    """Has a worker replaced by a new one, once, while the job runs: what that one lacks shows in the next steps."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._asked_at = -1  # as many changes were there before
+        self._boundaries = 0
+
+    def cross_boundary(self, epoch: Epoch, step: int, epochs: int) -> None:
+        """Ask for it in the second epoch, or in the middle of the only one; then be slow until it has happened."""
+        if self._asked_at < 0:
+            if (epoch.number >= 1 and step >= 1) or (epochs == 1 and step >= epoch.steps // 2):
+                self._asked_at = len(self._membership.changes)
+                if self._membership.device == self._membership.devices[0]:
+                    self._membership.exchange()
+            return
+        if self._boundaries < MOST_BOUNDARIES and not any(
+            change.joined for change in self._membership.changes[self._asked_at :]
+        ):
+            self._boundaries += 1
+            time.sleep(SLOW_SECONDS)
 
 
 class Audit:

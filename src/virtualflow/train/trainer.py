@@ -34,7 +34,7 @@ from virtualflow.events import (
     stream_of,
 )
 from virtualflow.train import allocator, certificate, checkpoint, checks, inference, profiler, snapshot, strays
-from virtualflow.train.audit import Audit
+from virtualflow.train.audit import Audit, Exchange
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.data import Collate, Dataset, Feed, length_of
@@ -131,6 +131,7 @@ class Trainer:
             self._pace,
             self._bystanders,
         )
+        self._exchange = Exchange(self._membership) if self._membership.job.audit else None
         self._replicas = Replicas(self._live, self._peers)
         self._keeper = Keeper(self._membership.job, self._job_facts(), self._live, self._peers, self._recorded)
         self._inference = inference.Inference(parts, self._seed, self._peers)
@@ -410,6 +411,8 @@ class Trainer:
 
     def _cross_boundary(self, epoch: Epoch, step: int, feed: Feed) -> None:
         self._settle()
+        if self._exchange is not None:
+            self._exchange.cross_boundary(epoch, step, self._epochs_in_all)
         if self._membership.job.mixed and self.global_step and self.global_step % COMPARE_EVERY == 0:
             self._check_replicas("step", f"at step {self.global_step}")
         if self._fed_generation != self._membership.generation:
