@@ -90,7 +90,8 @@ class StepRunner:
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed) -> StepResult:
         """Run one step on *batch*, together with the other workers."""
-        self._reduction.adopt(named_parameters(self._model))
+        self._parameters = named_parameters(self._model)
+        self._reduction.adopt(self._parameters)
         self._buffers.hold()
         self._pace.begin_step()
         try:
@@ -128,10 +129,11 @@ class StepRunner:
         batch = attempt.batch
         self.abandon()  # the last attempt may have ended in the middle of a virtual node
         # Compared while the waves run, before anything is reduced: no extra round trip.
-        calls = self._peers.announce("step", attempt.global_step, derive(0, batch.epoch, batch.step))
+        arguments = derive(0, batch.epoch, batch.step, self._reduction.signature)
+        calls = self._peers.announce("step", attempt.global_step, arguments)
         by_value = attempt.number == 0 and (self._first_step in (None, attempt.global_step) or self._audit is not None)
         self._first_step = attempt.global_step if self._first_step is None else self._first_step
-        self._untouched = Untouched(self._model, named_parameters(self._model), by_value=by_value)
+        self._untouched = Untouched(self._model, self._parameters, by_value=by_value)
         busy = [node for node in self._peers.nodes if len(batch.shards[node])]
         if self._audit is not None and attempt.number == 0:
             self._rehearse(attempt, busy, feed)
