@@ -23,7 +23,7 @@ from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.reduction import Reduction
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
-from virtualflow.train.seeding import reseed
+from virtualflow.train.seeding import check_threads, reseed
 from virtualflow.train.state import Buffers, named_parameters
 from virtualflow.train.untouched import Untouched
 
@@ -90,6 +90,8 @@ class StepRunner:
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed) -> StepResult:
         """Run one step on *batch*, together with the other workers."""
+        if not self._reduction.normalises:
+            check_threads()
         self._parameters = named_parameters(self._model)
         self._reduction.adopt(self._parameters)
         self._buffers.hold()

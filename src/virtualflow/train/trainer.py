@@ -93,7 +93,7 @@ class Trainer:
         checks.check_optimizer(optimizer, model)
         checks.check_state(state, optimizer)
         if reduction == "exact":
-            checks.check_compiled(model, self._sizes)
+            checks.check_compiled(model, self._sizes, loss_fn)
         self._device = self._prepare_device(model, reduction)
         self._peers = Peers(self._membership, len(self._sizes))
         self._recorded = Recorded(self._membership)
