@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from virtualflow.errors import VirtualFlowError
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from virtualflow.train.script_state import State
     from virtualflow.train.seeding import seed
     from virtualflow.train.trainer import EpochReport, Trainer
+
+# MKL reads this at its first product, which a script may make before any call of ours. See train/seeding.py.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 __version__ = "0.1.0"
 __all__ = ["EpochReport", "State", "Trainer", "VirtualFlowError", "__version__", "seed"]

@@ -24,7 +24,8 @@ def test_layers_are_frozen_and_unfrozen_while_workers_come_and_go(
     finished = chaos.run(strikes, hold=str(chaos._hold), **options)
     assert finished.outcome.code == 0, finished.failure
     assert chaos.done == {"resize": 2, "kill": 1}
-    assert len(finished.changes) >= 3
+    assert not any("mismatch" in finished.err(str(device)) for device in range(8))
+    assert [change.cause for change in finished.changes].count("loss") == 1
     assert [step.loss for step in finished.steps] == pytest.approx([step.loss for step in calm.steps], rel=1e-3)
     if reduction == "exact":
         assert finished.digest == calm.digest

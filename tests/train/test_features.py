@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,15 +176,119 @@ def test_clipping_agrees_with_torch(reduction: str) -> None:
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_compiled_models_need_static_shapes_in_exact_mode() -> None:
+def is_static(inputs: list[Any]) -> bool:
+    return not any(isinstance(size, torch.SymInt) for item in inputs for size in getattr(item, "shape", [item]))
+
+
+def in_the_loss(options: dict[str, Any]) -> Any:
+    compiled = torch.compile(mse_loss, **options)
+    return lambda model, batch: compiled(model(batch[0]), batch[1])
+
+
+def in_place(model: nn.Module, options: dict[str, Any]) -> nn.Module:
+    class Own(nn.Module):  # torch does not compile its own classes in place
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.inner(inputs)  # type: ignore[no-any-return]
+
+    own = Own()
+    own.compile(**options)
+    return own
+
+
+COMPILED: dict[str, Any] = {
+    "wrapped": lambda model, options: (torch.compile(model, **options), mse),
+    "in place": lambda model, options: (in_place(model, options), mse),
+    "loss": lambda model, options: (model, torch.compile(mse, **options)),
+    "in the loss": lambda model, options: (model, in_the_loss(options)),
+    "part": lambda model, options: (nn.Sequential(torch.compile(model[0], **options), *model[1:]), mse),
+}
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=True):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own
+@pytest.mark.parametrize("where", COMPILED)
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_whatever_is_compiled_is_static_in_exact_mode(where: str, dynamic: bool | None, fresh_dynamo: None) -> None:
+    static = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        static.append(is_static(inputs))
+        return graph
+
     vf.seed(0)
+    model, loss_fn = COMPILED[where](mlp(), {"backend": backend, "dynamic": dynamic})
+    for size in (2, 3, 4):  # a script may have run it before
+        loss_fn(model, list(regression(size).tensors)).backward()
+    static.clear()
+    trainer = make(model, loss_fn, virtual_nodes=[3, 5])
+    assert train(trainer, regression(20)) == train(make(virtual_nodes=[3, 5]), regression(20))
+    assert static
+    assert all(static)
+
+
+@pytest.mark.parametrize("where", COMPILED)
+def test_dynamic_shapes_are_refused_in_exact_mode(where: str, fresh_dynamo: None) -> None:
+    model, loss_fn = COMPILED[where](mlp(), {"backend": "eager", "dynamic": True})
     with pytest.raises(ConfigError, match="dynamic=False"):
-        make(torch.compile(mlp(), backend="eager"))
-    vf.seed(0)
-    compiled = make(torch.compile(mlp(), backend="eager", dynamic=False), virtual_nodes=[3, 5])
-    plain = make(virtual_nodes=[3, 5])
-    assert train(compiled, regression(20)) == train(plain, regression(20))
-    assert compiled.digest() == plain.digest()
+        make(model, loss_fn)
+    make(model, loss_fn, reduction="fast")
+
+
+def test_threads_that_change_after_the_seed_are_refused() -> None:
+    trainer = make()
+    fast = make(reduction="fast")
+    torch.set_num_threads(2)
+    with pytest.raises(ConfigError, match="2 threads, but this job has 1"):
+        train(trainer, regression())
+    train(fast, regression())
+
+
+THREADS = """
+import os, sys, torch
+from torch import nn
+import virtualflow as vf
+vf.seed(0, threads_per_device=2)
+model = nn.Embedding(50, 1)
+generator = torch.Generator().manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randint(0, 50, (8, 40000), generator=generator))
+scales = 10 ** torch.randint(-4, 5, (4, 40000), generator=generator).float()
+loss = lambda model, batch: (model.weight[:, 0][batch[0]] * scales).mean()
+digests = set()
+for _ in range(4):
+    vf.seed(0, threads_per_device=2)
+    model = nn.Embedding(50, 1)
+    trainer = vf.Trainer(model, torch.optim.SGD(model.parameters(), lr=1.0), loss, batch_size=8, virtual_nodes=2)
+    trainer.fit(data, 3)
+    digests.add(trainer.digest())
+print(len(digests))
+"""
+
+
+def test_two_threads_give_the_same_bits_twice(tmp_path: Path) -> None:
+    """Gradients of x[index] are summed by several threads: by turns, unless told otherwise."""
+    ended = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.stdout == "1\n", ended.stderr
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_certificate_tells_whether_mkl_was_told_in_time(late: bool) -> None:
+    product = "import torch; torch.randn(64, 64) @ torch.randn(64, 64); "
+    script = (product if late else "") + "import virtualflow; " + product
+    script += "from virtualflow.train.certificate import environment as e; print(e(torch.device('cpu'))['mkl_strict'])"
+    environment = {key: value for key, value in os.environ.items() if key != "MKL_CBWR"}
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() in (str(not late), "None")
 
 
 def test_fit_is_the_loop_for_people_who_want_none() -> None:

@@ -12,7 +12,16 @@ from virtualflow.events import EpochEnded, Event, RunStarted, StepDone
 
 EMPTY_CHAIN = "0" * 16
 # Facts that change bits without being anyone's fault: reported first, before the code is blamed.
-ENVIRONMENT = ("python", "torch", "numpy", "virtualflow", "device_type", "instruction_set", "threads_per_device")
+ENVIRONMENT = (
+    "python",
+    "torch",
+    "numpy",
+    "virtualflow",
+    "device_type",
+    "instruction_set",
+    "threads_per_device",
+    "mkl_strict",
+)
 JOB = ("reduction", "batch_size", "virtual_nodes", "node_sizes", "seed", "seeded", "initial_digest")
 
 

@@ -9,6 +9,7 @@ import numpy
 import torch
 
 import virtualflow
+from virtualflow.train.seeding import mkl_is_strict
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device_type": device_type(device),
         "instruction_set": instruction_set(),
         "threads_per_device": torch.get_num_threads(),
+        "mkl_strict": mkl_is_strict(),
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Iterator
+from types import CellType
 from typing import Any
 
 import torch
@@ -46,20 +48,51 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             )
 
 
-def check_compiled(model: nn.Module, sizes: Iterable[int]) -> None:
-    """Make a compiled model's bits independent of what it ran before."""
-    compiled = [module for module in model.modules() if isinstance(module, torch._dynamo.OptimizedModule)]
-    if not compiled:
-        return
-    for module in compiled:
-        if getattr(module.dynamo_ctx, "_dynamic", None) is not False:
-            raise ConfigError(
-                "reduction='exact' needs torch.compile(model, dynamic=False): with dynamic shapes, which kernel runs "
-                "depends on the shapes seen before, and so would the bits. Or use reduction='fast'."
-            )
+def check_compiled(model: nn.Module, sizes: Iterable[int], loss_fn: Any = None) -> None:
+    """Make the bits of whatever is compiled independent of what it ran before."""
+    if any(_is_dynamic(candidate) for candidate in _compilable(model, loss_fn)):
+        raise ConfigError(
+            "reduction='exact' needs torch.compile(..., dynamic=False), or no word about dynamic: with dynamic shapes, "
+            "which kernel runs depends on the shapes seen before, and so would the bits. Or use reduction='fast'."
+        )
+    config = torch._dynamo.config
+    if config.automatic_dynamic_shapes and torch._dynamo.utils.counters["frames"]:
+        torch._dynamo.reset()  # what was compiled so far may have become dynamic
+    config.automatic_dynamic_shapes, config.assume_static_by_default = False, True
     # A short last batch adds one more size; evaluation runs the same sizes in another mode.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * (len(set(sizes)) + 1))
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    config.recompile_limit = max(config.recompile_limit, 4 * (len(set(sizes)) + 1))
+    config.fail_on_recompile_limit_hit = True
+
+
+def _compilable(model: nn.Module, loss_fn: Any) -> Iterator[Any]:
+    """What may be compiled: modules, their forwards, the loss function and what it refers to."""
+    for module in model.modules():
+        yield from (module, module._compiled_call_impl, type(module).forward)
+    function = inspect.unwrap(getattr(loss_fn, "func", loss_fn))
+    yield from (loss_fn, function)
+    if inspect.isfunction(function):
+        used = inspect.getclosurevars(function)
+        yield from (*used.nonlocals.values(), *used.globals.values())
+
+
+def _is_dynamic(candidate: Any) -> bool:
+    """Whether *candidate* was compiled for dynamic shapes on purpose."""
+    context: Any = None
+    if isinstance(candidate, torch._dynamo.OptimizedModule):
+        context = candidate.dynamo_ctx
+    else:
+        cells = [cell for cell in getattr(candidate, "__closure__", None) or () if _is_filled(cell)]
+        kind = torch._dynamo.eval_frame.OptimizeContext
+        context = next((cell.cell_contents for cell in cells if isinstance(cell.cell_contents, kind)), None)
+    return bool(getattr(context, "_dynamic", False) or getattr(context, "_shapes_spec", None))
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  (a name that is bound later has none yet)
+    except ValueError:
+        return False
+    return True
 
 
 def check_state(state: Iterable[Any], optimizer: torch.optim.Optimizer) -> None:

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from virtualflow.core import faults
 from virtualflow.core.membership import Group, Work
+from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError, LossError
 from virtualflow.train.allocator import keep_freed_memory
 from virtualflow.train.buckets import Buckets, cut
@@ -47,6 +48,7 @@ class Reduction(ABC):
         self.buffer_sums = BufferSums(buffers, virtual_nodes, exact=not self.normalises)
         keep_freed_memory()
         self._parameter_layout: Layout = []
+        self._named = 0
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
         self._index: dict[nn.Parameter, int] = {}
         self._running = False
@@ -71,6 +73,12 @@ class Reduction(ABC):
     def grids(self, exponents: dict[str, dict[str, int]]) -> None:
         self.buffer_sums.grids = exponents.get("buffers", {})
 
+    @property
+    def signature(self) -> int:
+        """A number for what is reduced in a step: workers that disagree about it must not try."""
+        trained = "".join("01"[parameter.requires_grad] for parameter in self.parameters)
+        return derive(self._named, trained if self.normalises else "")
+
     def adopt(self, parameters: dict[str, nn.Parameter]) -> None:
         """Take in the gradients of *parameters* from the next ``begin`` on.
 
@@ -89,6 +97,7 @@ class Reduction(ABC):
             if parameter not in self._hooks and parameter.is_floating_point():
                 self._hooks[parameter] = self._watch(parameter)
         self._adopted(parameters)
+        self._named = derive(0, *(f"{name} {tuple(shape)}" for name, _, _, shape, *_ in layout))
 
     def begin(self, group: Group | None) -> None:
         """Forget the last attempt; sums will be those of all workers of *group*."""
@@ -349,8 +358,9 @@ class FastReduction(Reduction):
         if self.finds_not_finite and self._produced:
             produced = sorted(self._produced)
             gradients = [gradient for index in produced if (gradient := self.parameters[index].grad) is not None]
-            for index, largest in zip(produced, torch._foreach_norm(gradients, math.inf), strict=True):
-                if not math.isfinite(largest):
+            # Norms take one quick pass over all of them. Squares may overflow where the gradient does not.
+            for index, gradient, norm in zip(produced, gradients, torch._foreach_norm(gradients), strict=True):
+                if not math.isfinite(norm) and not bool(gradient.isfinite().all()):
                     peaks[index] = INFINITE_BITS
         return peaks
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils import deterministic
 
 from virtualflow.core import membership
+from virtualflow.errors import ConfigError
 
 logger = logging.getLogger("virtualflow")
 
@@ -26,6 +30,8 @@ class Seeded:
 
 
 _seeded: Seeded | None = None
+_pinned: int | None = None
+_STRICT = 0x10000  # MKL's flag for the same bits whatever the alignment
 
 
 def seed(seed: int, *, threads_per_device: int | None = None) -> None:
@@ -41,6 +47,11 @@ def seed(seed: int, *, threads_per_device: int | None = None) -> None:
     torch.manual_seed(seed)
     reseed(seed % 2**32)
     _seeded = Seeded(seed, threads)
+    if mkl_is_strict() is False:
+        logger.warning(
+            "MKL was used before virtualflow was imported, or MKL_CBWR is set to something else: matrix products may "
+            "differ by where their inputs lie. Import virtualflow first."
+        )
     cores = os.cpu_count() or 1
     if launched is None and threads < cores:
         logger.warning(
@@ -57,9 +68,29 @@ def seeded() -> Seeded | None:
 
 def pin_threads(threads: int) -> None:
     """Fix what the bits of a matrix product depend on."""
-    # MKL reads this at its first product, and ignores it later.
-    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    global _pinned
     torch.set_num_threads(threads)
+    _pinned = threads
+
+
+def check_threads() -> None:
+    """Raise an error if the script has changed the number of threads since they were pinned."""
+    if _pinned is not None and torch.get_num_threads() != _pinned:
+        raise ConfigError(
+            f"torch runs {torch.get_num_threads()} threads, but this job has {_pinned} per device, and bits depend on "
+            "their number. Call no torch.set_num_threads; say vf.seed(..., threads_per_device=N) or "
+            "`vf run --threads-per-device N` instead."
+        )
+
+
+def mkl_is_strict() -> bool | None:
+    """Whether MKL gives the same bits for any alignment in this process; None where that can't be told."""
+    # Set in time or not, MKL itself knows: it reads MKL_CBWR once, at the first product or at this question.
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return bool(library.mkl_serv_cbwr_get(-1) & _STRICT)
+    except (OSError, AttributeError):
+        return None  # a torch without MKL
 
 
 def reseed(seed: int) -> None:
@@ -91,5 +122,9 @@ def make_deterministic(device: torch.device) -> None:
     """Choose deterministic kernels, where the device has others."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+    if device.type == "cuda" or torch.get_num_threads() > 1:
+        # On several cores too: gradients of x[index] are summed by whoever comes first.
+        torch.use_deterministic_algorithms(True)
+        # Filling new memory costs time, and decides no bit of a right program.
+        setattr(deterministic, "fill_uninitialized_memory", False)  # noqa: B010  (typed as a module without it)

@@ -26,7 +26,7 @@ from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.reduction import Reduction
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
-from virtualflow.train.seeding import reseed
+from virtualflow.train.seeding import check_threads, reseed
 from virtualflow.train.state import Parts, named_parameters
 from virtualflow.train.untouched import Untouched
 
@@ -97,7 +97,10 @@ class StepRunner:
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed) -> StepResult:
         """Run one step on *batch*, together with the other workers."""
-        self._reduction.adopt(named_parameters(self._model))
+        if not self._reduction.normalises:
+            check_threads()
+        self._parameters = named_parameters(self._model)
+        self._reduction.adopt(self._parameters)
         if self._buffers.hold():
             self._reduction.buffer_sums.adopt()
         if self._steps == 1:  # later ones are found at the ends of epochs
@@ -153,11 +156,10 @@ class StepRunner:
         batch = attempt.batch
         self.abandon()  # the last attempt may have ended in the middle of a virtual node
         # Compared while the waves run, before anything is reduced: no extra round trip.
-        calls = self._peers.announce(
-            "step", attempt.global_step, derive(0, self._settings.trainer, batch.epoch, batch.step)
-        )
+        arguments = derive(0, self._settings.trainer, batch.epoch, batch.step, self._reduction.signature)
+        calls = self._peers.announce("step", attempt.global_step, arguments)
         by_value = attempt.number == 0 and (self._steps == 0 or self._audit is not None)
-        self._untouched = Untouched(self._model, named_parameters(self._model), by_value=by_value)
+        self._untouched = Untouched(self._model, self._parameters, by_value=by_value)
         self._buffers.born = {}
         busy = [node for node in self._peers.nodes(self._settings.virtual_nodes) if len(batch.shards[node])]
         if self._audit is not None:

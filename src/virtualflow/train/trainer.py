@@ -99,7 +99,7 @@ class Trainer:
         checks.check_optimizer(optimizer, model)
         checks.check_state(state, optimizer)
         if reduction == "exact":
-            checks.check_compiled(model, self._sizes)
+            checks.check_compiled(model, self._sizes, loss_fn)
         self._device = self._prepare_device(model, reduction)
         self._peers = Peers.of(self._membership)
         self._peers.trainers += 1
