@@ -83,7 +83,7 @@ class Trainer:
         collate_fn: Collate | None = None,
         sampler: Sampler | None = None,
         drop_last: bool = False,
-        loader_workers: int = 0,
+        loader_workers: int | None = None,
     ) -> None:
         self._membership = memberships.current()
         self._sizes = self._planned_sizes(batch_size) or node_sizes(batch_size, virtual_nodes)
