@@ -45,7 +45,8 @@ def accuracy(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
     return (model(batch[0]).argmax(1) == batch[1]).sum(), len(batch[1])
 
 
-trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=16, virtual_nodes=8, state=[schedule])
+# Loaded in the training thread: what a loader process fetches ahead may be loaded again after a change.
+trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=16, virtual_nodes=8, state=[schedule], loader_workers=0)
 before = trainer.evaluate(data, accuracy)
 recorded = RecordingDataset(data, Path(options["folder"]) / f"ids-{os.getpid()}") if options["folder"] else data
 for _ in trainer.epochs(options["epochs"]):

@@ -127,5 +127,5 @@ def test_loader_processes_fetch_the_next_shard_meanwhile(tmp_path: Path) -> None
         assert len(calls()) - calls().count(os.getpid()) > 8
         for batch in batches:
             trainer.step(batch)
-    # The first step was replayed, and only a replay loads in the training process.
-    assert calls().count(os.getpid()) == 8
+    # The first step was replayed: its first shard is loaded here, those after it were on their way by then.
+    assert calls().count(os.getpid()) == 2

@@ -192,21 +192,27 @@ class Feed:
             shard = self._load(request)
         if self._ahead is not None and self._announced.exhausted and not self._ahead.under_way:
             self._look_for_changes(everything=True)
+            self.close()
         return shard if self._device.type == "cpu" else shard.on(self._device)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the loader processes."""
-        self._give_up()
+        self.close()
+
+    def close(self) -> None:
+        """End the loader processes: from now on, load in the training thread."""
+        if self._ahead is not None:
+            self._ahead.end()
+        self._ahead = self._footprint = self._worth = None
 
     def _fetched(self, request: Request) -> Shard | None:
         assert self._ahead is not None
         patience = None if self._worth is None else PATIENCE_SECONDS + 20 * self._worth.longest
         shard: Shard | None = self._ahead.take(request, patience)
         if not self._ahead.works:
-            self._give_up()
+            self.close()
         return shard
 
     def _load(self, request: Request) -> Shard:
@@ -235,13 +241,7 @@ class Feed:
 
     def _stay(self, reason: str) -> None:
         logger.info("the dataset is loaded in the training thread, although that takes long: %s", reason)
-        self._give_up()
-
-    def _give_up(self) -> None:
-        """From now on, load in the training thread."""
-        if self._ahead is not None:
-            self._ahead.end()
-        self._ahead = self._footprint = self._worth = None
+        self.close()
 
     def _look_for_changes(self, *, everything: bool) -> None:
         assert self._footprint is not None

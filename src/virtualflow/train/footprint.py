@@ -352,16 +352,20 @@ def _checksum(array: np.ndarray[Any, Any]) -> int:
 
 
 def _open_for_reading() -> set[int]:
-    """The numbers of this process's regular files that can be read."""
-    found = set()
+    """The numbers of this process's regular files that can be read; not of memory that tensors travel in."""
     try:
-        for entry in os.listdir("/proc/self/fd"):
-            try:
-                flags = int(re.findall(r"flags:\s*(\d+)", pathlib.Path(f"/proc/self/fdinfo/{entry}").read_text())[0], 8)
-                if stat.S_ISREG(os.fstat(int(entry)).st_mode) and flags & os.O_ACCMODE != os.O_WRONLY:
-                    found.add(int(entry))
-            except OSError:  # the listing's own
-                continue
+        return {int(entry) for entry in os.listdir("/proc/self/fd") if _is_readable_file(int(entry))} - {0, 1, 2}
     except OSError:
-        return found  # no /proc: nothing is known
-    return found - {0, 1, 2}
+        return set()  # no /proc: nothing is known
+
+
+def _is_readable_file(descriptor: int) -> bool:
+    try:
+        text = pathlib.Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        flags = int(re.findall(r"flags:\s*(\d+)", text)[0], 8)
+        is_memory = os.readlink(f"/proc/self/fd/{descriptor}").startswith(("/dev/shm/", "/memfd:"))
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:  # the listing's own
+        return False
+    # One that is only appended to, such as a job's own stream of events, is no data.
+    return regular and not is_memory and flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND

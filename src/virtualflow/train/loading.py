@@ -66,7 +66,7 @@ class Loading:
     def kept_feed(self, dataset: Dataset) -> Feed:
         """The training feed of the epoch that begins, with the dataset as it is now: that of the last one ends."""
         if self._kept is not None:
-            self._kept.__exit__()
+            self._kept.close()
         self._kept = self.feed(dataset)
         return self._kept
 

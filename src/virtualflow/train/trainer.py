@@ -190,6 +190,7 @@ class Trainer:
                 yield epoch.batch(step)
             self._close_epoch(epoch)
         finally:
+            feed.close()
             self._position.finished = True
 
     def step(self, batch: GlobalBatch) -> float:
