@@ -49,6 +49,8 @@ _LEAVES = frozenset(
 )
 _PURE = (enum.Enum, np.generic, np.dtype, pathlib.PurePath)  # by inheritance: values that do not change
 _CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict)
+_CODE: tuple[type, ...] = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+_CODE += (property, staticmethod, classmethod, type, types.ModuleType)
 _MADE_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 _BUILT_IN = frozenset(
     {object, *_CONTAINERS, collections.OrderedDict, collections.defaultdict, collections.Counter, types.SimpleNamespace}
@@ -112,7 +114,8 @@ class Footprint:
         stack = list(roots.items())
         while stack:
             name, value = stack.pop()
-            if type(value) in _LEAVES or isinstance(value, _PURE):
+            # By type, never by __class__: a proxy may do anything when asked for that.
+            if type(value) in _LEAVES or issubclass(type(value), _PURE):
                 if type(value) is int:
                     self._numbers.add(value)
                 continue
@@ -126,19 +129,17 @@ class Footprint:
             stack.extend(self._parts(name, value))
 
     def _parts(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if issubclass(kind, Tensor):
             self._see_tensor(name, value)
-        elif isinstance(value, np.ndarray):
+        elif issubclass(kind, np.ndarray):
             yield from self._see_array(name, value)
-        elif isinstance(value, bytearray):
+        elif kind is bytearray:
             self._watch(name, lambda: (bytes(value),))
-        elif self._strict and _is_code(value):
-            yield from self._see_code(name, value)
-        elif isinstance(value, type | types.ModuleType) or (callable(value) and not hasattr(value, "__dict__")):
-            if self._strict:
-                raise NotPlainError(f"{name} is a {type(value).__name__}")
-        else:
+        elif not issubclass(kind, _CODE):
             yield from self._see_object(name, value)
+        elif self._strict:
+            yield from self._see_code(name, value)
 
     def _watch(
         self, name: str, look: Callable[[], tuple[Any, ...]], *, often: bool = True, named: bool = False
@@ -177,7 +178,7 @@ class Footprint:
             _check_class(name, kind)
         elif kind.__module__.partition(".")[0] in _UNRELATED:
             return
-        if isinstance(value, _CONTAINERS):
+        if issubclass(kind, _CONTAINERS):
             yield from self._see_items(name, value)
         if attributes := _attributes(value):
             self._watch(name, lambda: tuple(itertools.chain.from_iterable(_attributes(value).items())), named=True)
@@ -295,11 +296,6 @@ def _see_builtin(name: str, function: Any) -> Iterator[tuple[str, Any]]:
         yield name, owner
 
 
-def _is_code(value: Any) -> bool:
-    kinds = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, property)
-    return isinstance(value, (*kinds, staticmethod, classmethod, type, types.ModuleType))
-
-
 def _check_class(name: str, kind: type) -> None:
     for base in kind.__mro__:
         if base not in _BUILT_IN and any(isinstance(item, _MADE_IN_C) for item in vars(base).values()):
@@ -313,9 +309,8 @@ def _trusted(module: str | None) -> bool:
 def _attributes(value: Any) -> dict[str, Any]:
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
-        for key, item in vars(kind).items():
-            if isinstance(item, types.MemberDescriptorType) and kind not in _BUILT_IN:
-                found[key] = getattr(value, key, None)
+        slots = vars(kind).get("__slots__", ())
+        found |= {key: getattr(value, key, None) for key in ([slots] if isinstance(slots, str) else slots)}
     return found
 
 

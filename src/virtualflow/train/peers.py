@@ -183,6 +183,12 @@ class Pending:
 
 
 def _advice(one: DeviceId, first: tuple[int, ...], other: DeviceId, call: tuple[int, ...]) -> str:
+    if first[:2] == call[:2] and CALLS[first[0]] in ("step", "evaluate", "predict"):
+        return (
+            f"in {CALLS[first[0]]} (global step {first[1]}), devices {one} and {other} have different batches. Is the "
+            "dataset of another length there (a split without a seed, files that are not the same on every machine), "
+            "does the sampler give another order, or did the script skip a batch on one of them?"
+        )
     return (
         f"device {one} called {_name(first)} while device {other} called {_name(call)}. Every worker must make the "
         "same calls with the same arguments in the same order: is one of them behind `if trainer.is_lead`, or does it "

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from virtualflow.core import faults
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import GlobalBatch
-from virtualflow.errors import DeviceMemoryError, HiddenStateError, LossError, NonFiniteError
+from virtualflow.errors import ConfigError, DeviceMemoryError, HiddenStateError, LossError, NonFiniteError
 from virtualflow.train.audit import Audit
 from virtualflow.train.data import Feed, Request, Shard
 from virtualflow.train.loss import Loss, read_loss
@@ -106,7 +106,7 @@ class StepRunner:
         batch = attempt.batch
         self.abandon()  # the last attempt may have ended in the middle of a virtual node
         # Compared while the waves run, before anything is reduced: no extra round trip.
-        calls = self._peers.announce("step", attempt.global_step, derive(0, batch.epoch, batch.step))
+        calls = self._peers.announce("step", attempt.global_step, derive(0, batch.epoch, batch.step, batch.order))
         busy = [node for node in self._peers.nodes if len(batch.shards[node])]
         if self._audit is not None and attempt.number == 0:
             self._rehearse(attempt, busy, feed)
@@ -148,7 +148,9 @@ class StepRunner:
                 before_sending()
                 self._pace.excuse(time.perf_counter() - asked)
             self._backward(loss, shard, attempt.batch.examples)
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError, ValueError) as error:
+            if (advice := _lone_example_advice(node, shard.examples, attempt.global_step, error)) is not None:
+                raise ConfigError(advice) from error
             if is_out_of_memory(error):
                 raise DeviceMemoryError(_memory_advice(node, shard.examples, attempt.global_step, error)) from error
             raise
@@ -296,6 +298,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return "can't allocate memory" in str(error) or "out of memory" in str(error)
+
+
+def _lone_example_advice(node: int, examples: int, global_step: int, error: BaseException) -> str | None:
+    """What to do about batch norm's refusal of a shard without a variance, if *error* is that."""
+    if examples != 1 or "more than 1 value per channel" not in str(error):
+        return None
+    return (
+        f"in step {global_step}, virtual node {node} has one example only, and batch norm can't take a variance of "
+        "it. If that is what is left over at the end of an epoch: drop_last=True, or another batch_size. If every node "
+        "has one example: fewer virtual nodes, or a larger batch."
+    )
 
 
 def _memory_advice(node: int, examples: int, global_step: int, error: BaseException) -> str:
