@@ -13,6 +13,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "certificate": ("benchmarks.certificate", {}),
     "memory": ("benchmarks.memory", {}),
     "scaling": ("benchmarks.scaling", {}),
+    "loading": ("benchmarks.loading", {}),
     "elastic": ("benchmarks.elastic", {}),
     "mixed": ("benchmarks.mixed", {}),
     "scheduling": ("benchmarks.scheduling", {}),

@@ -78,14 +78,14 @@ def race(contenders: Sequence[Contender], rounds: int, *, launches: int = 1, war
                 order = list(contenders)
                 shuffle(order)
                 for contender in order:
-                    before = _busy_seconds()
+                    before = busy_seconds()
                     segment = _segment(contender, connections[contender.name])
                     if number >= warmup:
-                        runs.note(contender.name, *segment, _busy_seconds() - before)
+                        runs.note(contender.name, *segment, busy_seconds() - before)
     return runs
 
 
-def _busy_seconds() -> float:
+def busy_seconds() -> float:
     """CPU time that this machine's processes have used so far."""
     user, nice, system, *_ = (int(text) for text in Path("/proc/stat").read_text().split()[1:8])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")

@@ -53,7 +53,14 @@ def accuracy(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
 
 
 trainer = vf.Trainer(
-    model, optimizer, loss_fn, batch_size=16, virtual_nodes=8, state=[schedule], reduction=options["reduction"]
+    model,
+    optimizer,
+    loss_fn,
+    batch_size=16,
+    virtual_nodes=8,
+    state=[schedule],
+    reduction=options["reduction"],
+    loader_workers=0,  # in the training thread: what is fetched ahead may be loaded again after a change
 )
 before = trainer.evaluate(data, accuracy)
 recorded = RecordingDataset(data, Path(options["folder"]) / f"ids-{os.getpid()}") if options["folder"] else data

@@ -22,7 +22,7 @@ trainer = make(mlp(), loader_workers=1)
 print("worker", os.getpid(), flush=True)
 """
 FOREVER = """
-data = regression()
+data = regression(40_000)  # an epoch outlasts the test, and so do its loader processes
 for _ in trainer.epochs(10**9):
     for batch in trainer.batches(data):
         trainer.step(batch)

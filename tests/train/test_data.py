@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from tests.conftest import Launcher
 from tests.train.small import make, regression, train
 from virtualflow.errors import ConfigError
 from virtualflow.testing import RecordingDataset
 
+OWN = np.random.default_rng(0)
 SCRIPT = Path(__file__).with_name("recording_job.py")
 
 
@@ -85,6 +99,103 @@ def test_datasets_that_can_not_work_are_refused() -> None:
         train(make(drop_last=True), regression(3))
 
 
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Stream(), "an IterableDataset: examples must have an index.*list"),
+        (DataLoader(regression(), batch_size=8), "a DataLoader. Pass the dataset itself.*collate_fn=, sampler="),
+        ({"x": torch.ones(8, 6)}, "a dict of columns"),
+        ((torch.ones(8, 6), torch.ones(8, 1)), "a tuple of tensors.*TensorDataset"),
+    ],
+)
+def test_what_is_no_map_style_dataset_is_refused_with_what_to_pass_instead(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(make(), given)
+    with pytest.raises(ConfigError, match=message):
+        make().evaluate(given, lambda m, b: (0.0, 1))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (RandomSampler(range(8), generator=torch.Generator()), r"a generator of its own \(\.generator\)"),
+        (DistributedSampler(range(8), 2, 0), "picks out one worker's part"),
+        (BatchSampler(SequentialSampler(range(8)), 4, drop_last=False), "Pass the inner sampler"),
+        ([0, 1, 2], "expected a function of the epoch"),
+        (lambda epoch: [], "gives no index at all"),
+        (lambda epoch: [[0, 1], [2]], "lists of indices"),
+        (lambda epoch: [True, False], "a mask of booleans"),
+        (lambda epoch: [0.5], "values of type float64"),
+        (lambda epoch: OWN.permutation(40), "another order when it is called again"),
+    ],
+)
+def test_a_sampler_that_is_no_function_of_the_epoch_is_refused(sampler: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(make(sampler=sampler), regression())
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler([1.0, 2.0, 3.0, 4.0] * 10, 24),
+        RandomSampler(range(40)),
+        lambda epoch: torch.randperm(40),
+        lambda epoch: random.sample(range(40), 16) + list(np.random.permutation(8)),
+    ],
+)
+def test_what_a_sampler_draws_depends_on_the_seed_and_the_epoch_alone(sampler: Any) -> None:
+    def ids(disturbed: bool) -> list[list[int]]:
+        trainer, seen = make(sampler=sampler), []
+        for _ in trainer.epochs(2):
+            if disturbed:
+                torch.rand(7), random.random(), np.random.rand(3)
+            seen.append([int(i) for batch in trainer.batches(regression()) for shard in batch.shards for i in shard])
+        return seen
+
+    calm = ids(False)
+    assert calm == ids(True)
+    assert calm[0] != calm[1]
+
+
+def test_one_example_left_over_for_batch_norm_says_so() -> None:
+    def model() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+    with pytest.raises(ConfigError, match=r"virtual node 0 has one example only.*drop_last=True"):
+        train(make(model()), regression(9))
+    train(make(model(), drop_last=True), regression(9))
+
+
+UNEQUAL = """
+import os, virtualflow as vf
+from tests.train.small import *
+vf.seed(0)
+trainer = make(mlp())
+own = int(trainer._membership.device)
+if "evaluate" in os.sys.argv:
+    trainer.evaluate(regression(38 + own), lambda m, b: (0.0, 1))
+train(trainer, regression(38 + own))
+"""
+
+
+@pytest.mark.parametrize("call", ["step", "evaluate"])
+def test_workers_whose_dataset_has_another_length_are_told_so(run_job: Launcher, tmp_path: Path, call: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNEQUAL)
+    finished = run_job(script, 2, [call])
+    assert f"in {call} (global step 0), devices 0 and 1 have different batches" in finished.failure
+    assert "dataset of another length" in finished.failure
+    assert not finished.steps
+
+
 def test_batches_belong_into_epochs_once() -> None:
     trainer = make()
     with pytest.raises(ConfigError, match=r"trainer\.epochs"):
@@ -127,5 +238,5 @@ def test_loader_processes_fetch_the_next_shard_meanwhile(tmp_path: Path) -> None
         assert len(calls()) - calls().count(os.getpid()) > 8
         for batch in batches:
             trainer.step(batch)
-    # The first step was replayed, and only a replay loads in the training process.
-    assert calls().count(os.getpid()) == 8
+    # The first step was replayed: its first shard is loaded here, those after it were on their way by then.
+    assert calls().count(os.getpid()) == 2

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -50,10 +52,26 @@ class GlobalBatch:
     epoch: int
     step: int  # within the epoch
     shards: tuple[Indices, ...]
+    order: int = 0  # stands for the epoch's whole order: workers that see other data have another
 
     @property
     def examples(self) -> int:
         return sum(len(shard) for shard in self.shards)
+
+    def __iter__(self) -> NoReturn:
+        raise ConfigError(_NO_DATA)
+
+    def __getitem__(self, _: object) -> NoReturn:
+        raise ConfigError(_NO_DATA)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a global batch has no {name!r}: {_NO_DATA}")
+
+
+_NO_DATA = (
+    "what trainer.batches(dataset) yields holds indices and no data, because each device loads only its own shards. "
+    "Hand it to trainer.step(batch); the data arrive in loss_fn(model, batch). batch.examples is their number."
+)
 
 
 class Epoch:
@@ -63,6 +81,7 @@ class Epoch:
         self.number = number
         self._order = order
         self._bounds = (0, *accumulate(sizes))
+        self._order_id = zlib.crc32(order.tobytes())
         batch_size = self._bounds[-1]
         self.steps = len(order) // batch_size if drop_last else -(-len(order) // batch_size)
 
@@ -73,7 +92,7 @@ class Epoch:
         batch_size = self._bounds[-1]
         examples = self._order[step * batch_size : (step + 1) * batch_size]
         shards = (examples[start:end] for start, end in zip(self._bounds, self._bounds[1:], strict=False))
-        return GlobalBatch(self.number, step, tuple(shards))
+        return GlobalBatch(self.number, step, tuple(shards), self._order_id)
 
 
 def shuffled(seed: int, epoch: int, length: int) -> Indices:
@@ -84,10 +103,26 @@ def shuffled(seed: int, epoch: int, length: int) -> Indices:
 
 def sampled(sampler: Sampler, epoch: int, length: int) -> Indices:
     """The indices that the user's *sampler* gives for *epoch*."""
-    order = np.asarray(list(sampler(epoch)), dtype=np.int64)
-    if order.size and (order.min() < 0 or order.max() >= length):
+    try:
+        order = np.asarray([int(index) if hasattr(index, "item") else index for index in sampler(epoch)])
+    except ValueError:  # lists of several lengths
+        order = np.empty((0, 0))
+    if order.shape == (0,):
+        raise ConfigError(f"sampler({epoch}) gives no index at all, so epoch {epoch} has nothing to train on.")
+    if order.ndim != 1 or order.dtype.kind not in "iu":
+        raise ConfigError(
+            f"sampler({epoch}) gives {_kind_of(order)}, expected one whole number for each example, in the order in "
+            "which they are trained on. Batches are cut by the Trainer (batch_size=)."
+        )
+    if order.min() < 0 or order.max() >= length:
         raise ConfigError(
             f"sampler({epoch}) gives index {order.min() if order.min() < 0 else order.max()}, but the dataset has "
             f"examples 0 to {length - 1}."
         )
-    return order
+    return order.astype(np.int64)
+
+
+def _kind_of(order: npt.NDArray[np.generic]) -> str:
+    if order.ndim != 1:
+        return "lists of indices (a batch sampler?)"
+    return "a mask of booleans" if order.dtype.kind == "b" else f"values of type {order.dtype}"

@@ -1,27 +1,30 @@
 """From indices to shards: each example with its own seed, each shard with its own memory, the next one on its way.
 
 Datasets run in the training thread between waves, or in loader processes; never in another thread, because all
-generators are shared between threads.
+generators are shared between threads. Which of the two is a matter of time alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import signal
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from virtualflow.core.processes import die_with_parent
 from virtualflow.core.seeds import derive
-from virtualflow.core.sharding import Indices
 from virtualflow.errors import ConfigError
-from virtualflow.train.seeding import pin_threads, reseed
+from virtualflow.train.ahead import Ahead, Announced
+from virtualflow.train.ahead import Request as Request
+from virtualflow.train.footprint import Footprint, NotPlainError
+from virtualflow.train.seeding import reseed
+
+logger = logging.getLogger("virtualflow")
 
 Batch = Any
 Collate = Callable[[list[Any]], Batch]
@@ -35,27 +38,16 @@ class Dataset(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """The shard of one virtual node in one attempt at a step."""
-
-    epoch: int
-    step: int
-    virtual_node: int
-    attempt: int
-    indices: Indices
-
-    @property
-    def key(self) -> tuple[int, int, int, int]:
-        return (self.epoch, self.step, self.virtual_node, self.attempt)
-
-
-@dataclass(frozen=True, slots=True)
 class Shard:
     """A collated shard, and a digest of the indices with which ``dataset[i]`` was really called."""
 
     batch: Batch
     examples: int
     ids: int
+
+    def on(self, device: torch.device) -> Shard:
+        """The same on *device*."""
+        return Shard(moved(self.batch, device), self.examples, self.ids)
 
 
 _fetching: Request | None = None
@@ -67,28 +59,56 @@ def fetching() -> Request | None:
 
 
 class ShardDataset:
-    """Loads a whole shard for each request; runs wherever the DataLoader puts it."""
+    """Loads a whole shard for each request; runs in the training thread or in a loader process."""
 
     def __init__(self, dataset: Dataset, collate_fn: Collate | None, seed: int) -> None:
-        self._dataset = dataset
-        self._collate = collate_fn or default_collate
+        self.dataset = dataset
+        self._collate_fn = collate_fn
         self._seed = seed
 
-    def __getitem__(self, request: Request) -> Shard:
+    @property
+    def parts(self) -> dict[str, Any]:
+        """All that decides what is loaded."""
+        return {"the dataset": self.dataset, "collate_fn": self._collate_fn}
+
+    def __call__(self, request: Request) -> Shard:
         global _fetching
         _fetching = request
-        called = []
-        examples = []
+        indices = request.indices.tolist()
+        threads = torch.get_num_threads()
         try:
-            for index in request.indices.tolist():
-                # Seeded by epoch and example: augmentation gives the same on any device and any loader process.
-                reseed(derive(self._seed, "example", request.epoch, index))
-                called.append(index)
-                examples.append(self._dataset[index])
-            reseed(derive(self._seed, "collate", request.epoch, request.step, request.virtual_node))
-            return Shard(self._collate(examples), len(examples), digest_of_ids(called))
+            if threads > 1:
+                torch.set_num_threads(1)  # as in a loader process, for the same bits
+            return Shard(self._loaded(request, indices), len(indices), digest_of_ids(indices))
         finally:
+            if threads > 1:
+                torch.set_num_threads(threads)
             _fetching = None
+
+    def _loaded(self, request: Request, indices: list[int]) -> Batch:
+        if self._collate_fn is None and (rows := gathered(self.dataset, indices)) is not None:
+            return rows
+        examples = []
+        for index in indices:
+            # Seeded by epoch and example: augmentation gives the same on any device and any loader process.
+            reseed(derive(self._seed, "example", request.epoch, index))
+            examples.append(self.dataset[index])
+        reseed(derive(self._seed, "collate", request.epoch, request.step, request.virtual_node))
+        return (self._collate_fn or default_collate)(examples)
+
+
+def gathered(dataset: Dataset, indices: list[int]) -> list[Tensor] | None:
+    """What collating the examples would give, at once, where they are rows of tensors in memory and no code runs."""
+    if type(dataset) is Subset:
+        return gathered(dataset.dataset, [dataset.indices[index] for index in indices])  # type: ignore[arg-type]
+    if type(dataset) is not TensorDataset or not all(map(_is_plain, dataset.tensors)):
+        return None
+    rows = torch.tensor(indices)
+    return [torch.index_select(tensor, 0, rows) for tensor in dataset.tensors]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.device.type == "cpu" and not (tensor.is_complex() or tensor.requires_grad)
 
 
 def digest_of_ids(indices: Sequence[int]) -> int:
@@ -97,29 +117,43 @@ def digest_of_ids(indices: Sequence[int]) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-class Announced:
-    """The requests that loader processes work on, ahead of their use: the sampler of a Feed's DataLoader."""
+START_SECONDS = 0.1  # to fork a process for a pass and to end it, beside a gigabyte of data
+PATIENCE_SECONDS = 10.0  # for a loader process that nobody asked for, beside 20 times what a shard took so far
 
-    def __init__(self) -> None:
-        self.requests: Iterable[Request] = ()
-        self._under_way: deque[tuple[int, int, int, int]] = deque()
 
-    def __iter__(self) -> Iterator[Request]:
-        self._under_way.clear()
-        for request in self.requests:
-            self._under_way.append(request.key)
-            yield request
+class Worth:
+    """Adds up what loading ahead would have saved so far in this pass.
 
-    def place(self, request: Request) -> int | None:
-        """How many shards arrive before that of *request*, or None if it was not announced."""
-        return self._under_way.index(request.key) if request.key in self._under_way else None
+    Decides about time only, never about bits. A loader process begins when as much was lost as its start costs.
+    """
 
-    def arrived(self) -> None:
-        self._under_way.popleft()
+    def __init__(self, *, spare_core: bool) -> None:
+        self._spare_core = spare_core
+        self._ended: float | None = None
+        self.saved = 0.0
+        self.longest = 0.0
+
+    def loaded(self, began: float, ended: float, cpu_seconds: float) -> None:
+        """A shard was loaded in the training thread."""
+        seconds = ended - began
+        self.longest = max(self.longest, seconds)
+        # Without a core to spare only waiting (for a disk, a network) can be hidden behind the computation.
+        hidden = seconds if self._spare_core else max(0.0, seconds - cpu_seconds)
+        if self._ended is not None:
+            self.saved += min(hidden, began - self._ended)
+        self._ended = ended
+
+    @property
+    def proven(self) -> bool:
+        return self.saved > START_SECONDS
 
 
 class Feed:
-    """Hands out shards in the order announced, fetching ahead of the one in use in *loader_workers* processes."""
+    """Hands out shards, and fetches those that were announced ahead of their use where that changes nothing.
+
+    *loader_workers* processes do that; None leaves it to the feed. It then loads in the training thread and, if that
+    takes long, in one process beside it, as long as the dataset is plain data that nobody changes.
+    """
 
     def __init__(
         self,
@@ -127,63 +161,101 @@ class Feed:
         *,
         collate_fn: Collate | None,
         seed: int,
-        loader_workers: int,
+        loader_workers: int | None,
         device: torch.device,
+        spare_core: bool = False,
     ) -> None:
         self._shards = ShardDataset(dataset, collate_fn, seed)
+        self._loader_workers = loader_workers
         self._device = device
         self._announced = Announced()
-        self._arriving: Iterator[Shard] | None = None
-        self._loader: DataLoader[Shard] | None = None
-        if loader_workers > 0:
-            self._loader = DataLoader(
-                self._shards,  # type: ignore[arg-type]
-                sampler=self._announced,
-                batch_size=None,
-                collate_fn=_as_is,  # type: ignore[arg-type]
-                num_workers=loader_workers,
-                multiprocessing_context="fork",
-                persistent_workers=True,
-                pin_memory=device.type == "cuda",
-                worker_init_fn=_start_loader_process,
-                generator=torch.Generator(),
-            )
+        self._ahead: Ahead | None = None
+        self._footprint: Footprint | None = None
+        self._worth = Worth(spare_core=spare_core) if loader_workers is None else None
 
     def announce(self, requests: Iterable[Request]) -> None:
         """Say which shards will be asked for, in order; what was fetched for an earlier announcement is dropped."""
-        if self._loader is not None:
-            self._announced.requests = requests
-            self._arriving = iter(self._loader)
+        self._announced = Announced(requests)
+        if self._ahead is not None:
+            self._ahead.announce(self._announced)
+        elif self._loader_workers:
+            self._footprint = Footprint(self._shards.parts, strict=False)
+            self._ahead = Ahead(self._shards, self._loader_workers, self._announced)
 
     def take(self, request: Request) -> Shard:
-        """The shard for *request*: from the loader processes if it was announced, else loaded here and now."""
-        place = self._announced.place(request)
-        if self._arriving is None or place is None:
-            shard = self._shards[request]
-        else:
-            for _ in range(place + 1):  # the script may have skipped a batch
-                shard = next(self._arriving)
-                self._announced.arrived()
-        if self._device.type == "cpu":
-            return shard
-        return Shard(moved(shard.batch, self._device), shard.examples, shard.ids)
+        """The shard for *request*: from a loader process if it was announced, else loaded here and now."""
+        first = self._announced.taking(request)
+        if self._ahead is not None and first:
+            self._look_for_changes(everything=False)
+        shard = self._fetched(request) if self._ahead is not None else None
+        if shard is None:
+            shard = self._load(request)
+        if self._ahead is not None and self._announced.exhausted and not self._ahead.under_way:
+            self._look_for_changes(everything=True)
+            self.close()
+        return shard if self._device.type == "cpu" else shard.on(self._device)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the loader processes."""
-        self._arriving = self._loader = None
+        self.close()
 
+    def close(self) -> None:
+        """End the loader processes: from now on, load in the training thread."""
+        if self._ahead is not None:
+            self._ahead.end()
+        self._ahead = self._footprint = self._worth = None
 
-def _as_is(shard: Shard) -> Shard:
-    return shard
+    def _fetched(self, request: Request) -> Shard | None:
+        assert self._ahead is not None
+        patience = None if self._worth is None else PATIENCE_SECONDS + 20 * self._worth.longest
+        shard: Shard | None = self._ahead.take(request, patience)
+        if not self._ahead.works:
+            self.close()
+        return shard
 
+    def _load(self, request: Request) -> Shard:
+        began, cpu = time.perf_counter(), time.thread_time()
+        shard = self._shards(request)
+        if self._worth is not None:
+            self._worth.loaded(began, time.perf_counter(), time.thread_time() - cpu)
+            self._consider(self._worth)
+        elif self._footprint is not None:
+            self._footprint.renew()  # what the dataset keeps of its own calls is no change from outside
+        return shard
 
-def _start_loader_process(_: int) -> None:
-    die_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a worker's own handler is not for its helpers
-    pin_threads(1)
+    def _consider(self, worth: Worth) -> None:
+        """Begin to load ahead if it pays and is safe."""
+        if not worth.proven:
+            return
+        if self._footprint is None:
+            try:
+                self._footprint = Footprint(self._shards.parts, strict=True)
+            except NotPlainError as reason:
+                self._stay(f"{reason}")
+        elif (name := self._footprint.change(everything=self._ahead is None)) is not None:
+            self._stay(f"{name} changes while it is used")
+        elif self._ahead is None:  # one shard was loaded since, and nothing has changed
+            self._ahead = Ahead(self._shards, 1, self._announced)
+
+    def _stay(self, reason: str) -> None:
+        logger.info("the dataset is loaded in the training thread, although that takes long: %s", reason)
+        self.close()
+
+    def _look_for_changes(self, *, everything: bool) -> None:
+        assert self._footprint is not None
+        name = self._footprint.change(everything=everything)
+        if name is None:
+            return
+        if self._worth is not None and not everything:
+            self._stay(f"{name} is changed while the epoch runs")
+            return
+        raise ConfigError(
+            f"{name} was changed while an epoch runs. Loader processes have the dataset as it was when the epoch began "
+            "and work ahead, so which examples would see the change depends on the number of devices. Change it "
+            "between epochs, before trainer.batches(dataset), or load in the training thread: loader_workers=0."
+        )
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -201,12 +273,28 @@ def moved(value: Any, device: torch.device) -> Any:
 
 def length_of(dataset: Dataset, purpose: str) -> int:
     """The length of *dataset*, refused where there is nothing to do or no way to index it."""
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise ConfigError(
-            f"{purpose} needs a map-style dataset, with __len__ and __getitem__, but got {type(dataset).__name__}: "
-            "examples must have an index so that any device can load any of them. Put iterable data into a list first."
-        )
+    if (reason := _not_a_dataset(dataset)) is not None:
+        raise ConfigError(f"{purpose} needs a map-style dataset, with __len__ and __getitem__, but got {reason}")
     length = len(dataset)
     if length == 0:
         raise ConfigError(f"{purpose} got a dataset of length 0. Check the path or the filter that made it.")
     return length
+
+
+def _not_a_dataset(dataset: Any) -> str | None:
+    kind = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        return (
+            "a DataLoader. Pass the dataset itself (loader.dataset): the Trainer cuts the batches. What the loader was "
+            "told goes there: Trainer(batch_size=, collate_fn=, sampler=, drop_last=, loader_workers=)."
+        )
+    if isinstance(dataset, Mapping):
+        return f"a {kind} of columns. Make it a list of examples, or TensorDataset(*columns)."
+    if isinstance(dataset, tuple) and dataset and all(isinstance(part, Tensor) for part in dataset):
+        return "a tuple of tensors, which would be a dataset of so many examples. Pass TensorDataset(*tensors)."
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        return (
+            f"{kind}{', an IterableDataset' if isinstance(dataset, IterableDataset) else ''}: examples must have an "
+            "index so that any device can load any of them. Put iterable data into a list first: list(dataset)."
+        )
+    return None

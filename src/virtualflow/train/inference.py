@@ -30,6 +30,7 @@ class Pass:
     """One pass over a dataset in its own order, cut into shards by virtual node."""
 
     def __init__(self, length: int, sizes: Sequence[int]) -> None:
+        self.length = length
         epoch = Epoch(0, np.arange(length, dtype=np.int64), sizes)
         self.virtual_nodes = len(sizes)
         self.shards = [
@@ -62,7 +63,7 @@ class Inference:
         mine: dict[int, tuple[float, float]] = {}
 
         def attempt() -> Tensor:
-            calls = self._peers.announce("evaluate", global_step, len(pass_.shards))
+            calls = self._peers.announce("evaluate", global_step, pass_.length)
             for place, output in self._outputs(pass_, mine, feed, metric_fn):
                 mine[place] = read_metric(output)
             calls.check()
@@ -79,7 +80,7 @@ class Inference:
         mine: dict[int, Any] = {}
 
         def attempt() -> Tensor:
-            calls = self._peers.announce("predict", global_step, len(pass_.shards))
+            calls = self._peers.announce("predict", global_step, pass_.length)
             for place, output in self._outputs(pass_, mine, feed, predict_fn):
                 mine[place] = _to_cpu(output, pass_.shards[place])
             calls.check()

@@ -215,6 +215,13 @@ def _advice(one: DeviceId, first: tuple[int, ...], other: DeviceId, call: tuple[
             "lost on a worker that joins and in a job that resumes, unless the job keeps it. Keep it in progress = "
             "vf.State(best=..., bad=0) and vf.Trainer(..., state=[progress])."
         )
+    if first[:2] == call[:2] and CALLS[first[0]] in ("step", "evaluate", "predict"):
+        return (
+            f"in {CALLS[first[0]]} (global step {first[1]}), devices {one} and {other} have different batches, or train "
+            "different parameters. Is the dataset of another length there (a split without a seed, files that are not "
+            "the same on every machine), does the sampler give another order, did the script skip a batch or freeze a "
+            "layer on one of them?"
+        )
     return (
         f"{what} Every worker must make the same calls with the same arguments in the same order: is one of them "
         "behind `if trainer.is_lead`, or does it depend on something that differs by worker?"

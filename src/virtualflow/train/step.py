@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from virtualflow.core import faults
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import GlobalBatch
-from virtualflow.errors import DeviceMemoryError, HiddenStateError, LossError, NonFiniteError
+from virtualflow.errors import ConfigError, DeviceMemoryError, HiddenStateError, LossError, NonFiniteError
 from virtualflow.train.audit import Audit
 from virtualflow.train.buffers import Birth, Buffers
 from virtualflow.train.bystanders import Bystanders
@@ -156,7 +156,7 @@ class StepRunner:
         batch = attempt.batch
         self.abandon()  # the last attempt may have ended in the middle of a virtual node
         # Compared while the waves run, before anything is reduced: no extra round trip.
-        arguments = derive(0, self._settings.trainer, batch.epoch, batch.step, self._reduction.signature)
+        arguments = derive(0, self._settings.trainer, batch.epoch, batch.step, batch.order, self._reduction.signature)
         calls = self._peers.announce("step", attempt.global_step, arguments)
         by_value = attempt.number == 0 and (self._steps == 0 or self._audit is not None)
         self._untouched = Untouched(self._model, self._parameters, by_value=by_value)
@@ -213,7 +213,9 @@ class StepRunner:
                 before_sending()
                 self._pace.excuse(time.perf_counter() - asked)
             self._backward(loss, shard, attempt.batch.examples)
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError, ValueError) as error:
+            if (advice := _lone_example_advice(node, shard.examples, attempt.global_step, error)) is not None:
+                raise ConfigError(advice) from error
             if is_out_of_memory(error):
                 raise DeviceMemoryError(_memory_advice(node, shard.examples, attempt.global_step, error)) from error
             if "backward through the graph a second time" in str(error):
@@ -373,6 +375,17 @@ def _graph_advice(node: int, global_step: int) -> str:
         "something that an earlier call of loss_fn has computed and kept (a hidden state, a cached output, a sum of "
         "losses), or on a loss whose backward() loss_fn has called itself. Detach what is kept; virtual nodes run as "
         "if at the same time, so that one can't use what another has left."
+    )
+
+
+def _lone_example_advice(node: int, examples: int, global_step: int, error: BaseException) -> str | None:
+    """What to do about batch norm's refusal of a shard without a variance, if *error* is that."""
+    if examples != 1 or "more than 1 value per channel" not in str(error):
+        return None
+    return (
+        f"in step {global_step}, virtual node {node} has one example only, and batch norm can't take a variance of "
+        "it. If that is what is left over at the end of an epoch: drop_last=True, or another batch_size. If every node "
+        "has one example: fewer virtual nodes, or a larger batch."
     )
 
 

@@ -88,7 +88,7 @@ class Trainer:
         collate_fn: Collate | None = None,
         sampler: Sampler | None = None,
         drop_last: bool = False,
-        loader_workers: int = 0,
+        loader_workers: int | None = None,
     ) -> None:
         self._membership = memberships.current()
         state = tuple(state) if isinstance(state, list | tuple) else (state,)
@@ -226,6 +226,7 @@ class Trainer:
             self._close_epoch(epoch)
         finally:
             strays.watch(training=False)
+            feed.close()
             self._position.finished = True
 
     def _enter_pass(self) -> None:

@@ -1,0 +1,366 @@
+"""What a dataset consists of: all that its code can reach, whether it is plain data, and whether it has changed since.
+
+A forked process has everything as it was at the fork. That is the same as loading in the training thread if nothing
+there changes, and if nothing is shared between the two: no open file, lock, thread or generator.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import enum
+import functools
+import itertools
+import os
+import pathlib
+import random
+import re
+import stat
+import types
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MOST_OBJECTS = 200_000  # beyond that, looking costs more than it may save
+SMALL = 1_000  # items of a container that are compared one by one
+SMALL_BYTES = 1 << 20  # of all arrays that are compared before every step
+MOST_BYTES = 1 << 31  # of all arrays that are compared at the end; those with flags.writeable=False do not count
+MOST_OFTEN = 5_000  # objects that are compared before every step; the rest once, at the end
+
+# Code that keeps nothing to itself but the generators, which are seeded for each example, and survives a fork.
+# fmt: off
+TRUSTED = frozenset({
+    "__future__", "abc", "array", "base64", "bisect", "builtins", "bz2", "calendar", "cmath", "collections",
+    "colorsys", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum",
+    "fractions", "functools", "glob", "gzip", "hashlib", "heapq", "html", "io", "itertools", "json", "lzma",
+    "math", "numbers", "operator", "os", "pathlib", "pickle", "posix", "posixpath", "random", "re",
+    "statistics", "string", "struct", "textwrap", "time", "types", "typing", "unicodedata", "warnings", "wave",
+    "xml", "zlib", "numpy", "torch", "torchvision", "PIL", "virtualflow",
+})
+# fmt: on
+_LEAVES = frozenset(
+    {int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented), range, slice, re.Pattern}
+    | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.ufunc, type(np.concatenate)}
+)
+_PURE = (enum.Enum, np.generic, np.dtype, pathlib.PurePath)  # by inheritance: values that do not change
+_CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict)
+_CODE: tuple[type, ...] = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+_CODE += (property, staticmethod, classmethod, type, types.ModuleType)
+_MADE_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+_BUILT_IN = frozenset(
+    {object, *_CONTAINERS, collections.OrderedDict, collections.defaultdict, collections.Counter, types.SimpleNamespace}
+)
+_UNRELATED = frozenset({"logging", "threading", "multiprocessing", "concurrent", "queue", "weakref", "asyncio"})
+
+
+class NotPlainError(Exception):
+    """Something that another process must not have a copy of, or that can't be looked into."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A thing that may change, and what it was."""
+
+    name: str
+    look: Callable[[], tuple[Any, ...]]
+    before: tuple[Any, ...]
+    named: bool = False  # what it looks at alternates between names and values
+
+    def change(self) -> str | None:
+        """The name of what is not as it was."""
+        now, before = self.look(), self.before
+        if len(now) == len(before) and all(map(_same, now, before)):
+            return None
+        place = next((place for place, pair in enumerate(zip(now, before, strict=False)) if not _same(*pair)), -1)
+        if not self.named or not now:
+            return self.name
+        return f"{self.name}.{now[place - 1] if place % 2 else now[place]}" if place >= 0 else f"{self.name}.{now[-2]}"
+
+
+class Footprint:
+    """All that is reachable from *roots*, as it is now.
+
+    *strict* follows code as well (closures, globals, classes) and raises NotPlainError at the first thing that is not
+    plain data; otherwise what can't be looked into is left out.
+    """
+
+    def __init__(self, roots: dict[str, Any], *, strict: bool) -> None:
+        self._strict = strict
+        self._seen: dict[int, Any] = {}
+        self._often: list[_Watched] = []
+        self._rarely: list[_Watched] = []
+        self._bytes = 0
+        self._numbers: set[int] = set()
+        self._walk(roots)
+        if strict and (shared := self._numbers & _open_for_reading()):
+            raise NotPlainError(f"holds {min(shared)}, the number of an open file, whose position would be shared")
+
+    def change(self, *, everything: bool = False) -> str | None:
+        """The name of something that is not as it was; large arrays only with *everything*."""
+        watched = itertools.chain(self._often, self._rarely if everything else ())
+        return next((name for each in watched if (name := each.change()) is not None), None)
+
+    def renew(self) -> None:
+        """Take what is there now for what was."""
+        for each in self._often:
+            each.before = each.look()
+
+    def _walk(self, roots: dict[str, Any]) -> None:
+        stack = list(roots.items())
+        while stack:
+            name, value = stack.pop()
+            # By type, never by __class__: a proxy may do anything when asked for that.
+            if type(value) in _LEAVES or issubclass(type(value), _PURE):
+                if type(value) is int:
+                    self._numbers.add(value)
+                continue
+            if id(value) in self._seen:
+                continue
+            self._seen[id(value)] = value  # kept alive, so that no other object gets its id
+            if len(self._seen) > MOST_OBJECTS:
+                if self._strict:
+                    raise NotPlainError(f"reaches more than {MOST_OBJECTS} objects")
+                return
+            stack.extend(self._parts(name, value))
+
+    def _parts(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        kind = type(value)
+        if issubclass(kind, Tensor):
+            self._see_tensor(name, value)
+        elif issubclass(kind, np.ndarray):
+            yield from self._see_array(name, value)
+        elif kind is bytearray:
+            self._watch(name, lambda: (bytes(value),))
+        elif not issubclass(kind, _CODE):
+            yield from self._see_object(name, value)
+        elif self._strict:
+            yield from self._see_code(name, value)
+
+    def _watch(
+        self, name: str, look: Callable[[], tuple[Any, ...]], *, often: bool = True, named: bool = False
+    ) -> None:
+        if often and len(self._often) < MOST_OFTEN:
+            self._often.append(_Watched(name, look, look(), named))
+        elif self._strict:
+            self._rarely.append(_Watched(name, look, look(), named))
+
+    def _see_tensor(self, name: str, value: Tensor) -> None:
+        if self._strict and (value.device.type != "cpu" or value.layout != torch.strided or value.is_shared()):
+            raise NotPlainError(f"{name} is a tensor on {value.device} that is shared, sparse or not in main memory")
+        self._watch(name, lambda: (value._version, tuple(value.shape)))
+
+    def _see_array(self, name: str, value: np.ndarray[Any, Any]) -> Iterator[tuple[str, Any]]:
+        if self._strict and type(value) not in (np.ndarray, np.memmap):
+            raise NotPlainError(f"{name} is a {type(value).__name__}")
+        if value.dtype.hasobject:
+            yield name, value.ravel().tolist()
+            return
+        if not value.flags.writeable:
+            return
+        if isinstance(value, np.memmap) and value.mode != "c" and self._strict:
+            raise NotPlainError(f"{name} is a file that may be written to")
+        self._bytes += value.nbytes
+        if self._bytes <= SMALL_BYTES:
+            self._watch(name, lambda: (value.tobytes(),))
+        elif self._bytes > MOST_BYTES and self._strict:
+            raise NotPlainError(f"{name} is one of so large arrays that looking for changes takes too long")
+        else:
+            self._watch(name, lambda: (_checksum(value),), often=False)
+
+    def _see_object(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        kind = type(value)
+        if self._strict:
+            _check_class(name, kind)
+        elif kind.__module__.partition(".")[0] in _UNRELATED:
+            return
+        if issubclass(kind, _CONTAINERS):
+            yield from self._see_items(name, value)
+        if attributes := _attributes(value):
+            self._watch(name, lambda: tuple(itertools.chain.from_iterable(_attributes(value).items())), named=True)
+            yield from ((f"{name}.{key}", item) for key, item in attributes.items())
+        if self._strict and kind not in _BUILT_IN:
+            yield f"class {kind.__name__}", kind
+
+    def _see_items(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if not isinstance(value, tuple | frozenset):
+            self._watch(name, lambda: _items(value), often=len(value) <= SMALL)
+        if len(value) > SMALL and all(map(_all_leaves, _columns(value))):
+            return
+        if isinstance(value, dict):
+            yield from ((f"{name}[{key!r}]", item) for key, item in value.items())
+            yield from ((f"a key of {name}", key) for key in value)
+        else:
+            yield from ((f"{name}[{place}]", item) for place, item in enumerate(value))
+
+    def _see_code(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, functools.partial):
+            yield from ((name, part) for part in (value.func, value.args, value.keywords))
+        elif isinstance(value, types.MethodType):
+            yield from ((name, value.__func__), (name, value.__self__))
+        elif isinstance(value, staticmethod | classmethod):
+            yield name, value.__func__
+        elif isinstance(value, property):
+            yield from ((name, part) for part in (value.fget, value.fset, value.fdel))
+        elif isinstance(value, types.BuiltinFunctionType):
+            yield from _see_builtin(name, value)
+        elif isinstance(value, types.FunctionType):
+            if not _trusted(value.__module__):
+                yield from self._see_function(name, value)
+        elif isinstance(value, type):
+            if not _trusted(value.__module__):
+                yield from self._see_class(name, value)
+        elif not _trusted(value.__name__):
+            raise NotPlainError(f"{name} is the module {value.__name__}, which is not known to bear a fork")
+
+    def _see_class(self, name: str, kind: type) -> Iterator[tuple[str, Any]]:
+        def data() -> dict[str, Any]:
+            return {key: item for key, item in vars(kind).items() if not key.startswith(("__", "_abc_"))}
+
+        self._watch(name, lambda: tuple(data().values()))
+        skipped = (types.MemberDescriptorType, types.GetSetDescriptorType)
+        functions = {key: item for key, item in vars(kind).items() if isinstance(item, types.FunctionType)}
+        is_record = issubclass(kind, tuple) and hasattr(kind, "_fields")
+        for key, item in (functions if is_record else functions | data()).items():
+            if not isinstance(item, skipped):
+                yield f"{kind.__name__}.{key}", item
+        yield from ((name, base) for base in kind.__bases__ if base not in _BUILT_IN)
+
+    def _see_function(self, name: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        for cell in function.__closure__ or ():
+            self._watch(name, functools.partial(_contents, cell))
+            yield from ((f"a variable of {function.__qualname__}", part) for part in _contents(cell))
+        yield from ((name, part) for part in function.__defaults__ or ())
+        yield from ((name, part) for part in (function.__kwdefaults__ or {}).values())
+        names = _Names(function.__code__)
+        if names.written:
+            raise NotPlainError(f"{function.__qualname__} writes the global {min(names.written)}")
+        if unknown := [module for module in names.imported if not _trusted(module)]:
+            raise NotPlainError(f"{function.__qualname__} imports {unknown[0]}, which is not known to bear a fork")
+        space = function.__globals__
+        used = [key for key in names.read if key in space]
+        look = lambda: tuple(itertools.chain.from_iterable((key, space.get(key)) for key in used))  # noqa: E731
+        self._watch(f"globals of {function.__qualname__}", look, named=True)
+        for key in used:
+            yield from _reached(key, space[key], names.attributes)
+
+
+class _Names:
+    """The names that a function's code uses."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.read: set[str] = set()
+        self.written: set[str] = set()
+        self.imported: set[str] = set()
+        self.attributes: set[str] = set()
+        kinds = {
+            "LOAD_GLOBAL": self.read,
+            "LOAD_NAME": self.read,
+            "STORE_GLOBAL": self.written,
+            "DELETE_GLOBAL": self.written,
+            "IMPORT_NAME": self.imported,
+            "LOAD_ATTR": self.attributes,
+            "LOAD_METHOD": self.attributes,
+        }
+        codes = [code]
+        for each in codes:
+            codes.extend(const for const in each.co_consts if isinstance(const, types.CodeType))
+            for instruction in dis.get_instructions(each):
+                if instruction.opname in kinds:
+                    kinds[instruction.opname].add(instruction.argval)
+
+
+def _reached(name: str, value: Any, attributes: set[str], depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """*value*, or of a module that is not trusted only what the code may take from it."""
+    if not isinstance(value, types.ModuleType) or _trusted(value.__name__):
+        yield name, value
+    elif not depth or not hasattr(value, "__file__"):
+        raise NotPlainError(f"{name} is the module {value.__name__}, which is not known to bear a fork")
+    else:
+        for key in sorted(attributes & vars(value).keys()):
+            yield from _reached(f"{name}.{key}", vars(value)[key], attributes, depth - 1)
+
+
+def _see_builtin(name: str, function: Any) -> Iterator[tuple[str, Any]]:
+    owner = function.__self__
+    if owner is None or isinstance(owner, types.ModuleType | type):
+        if not _trusted(getattr(owner, "__name__", None) or function.__module__ or ""):
+            module = getattr(owner, "__module__", "")
+            if not _trusted(str(module)):
+                raise NotPlainError(f"{name} is a function of {function.__module__}, which is not known to bear a fork")
+    elif owner not in (random._inst, np.random.mtrand._rand):
+        yield name, owner
+
+
+def _check_class(name: str, kind: type) -> None:
+    for base in kind.__mro__:
+        if base not in _BUILT_IN and any(isinstance(item, _MADE_IN_C) for item in vars(base).values()):
+            raise NotPlainError(f"{name} is a {kind.__name__}, which can't be looked into")
+
+
+def _trusted(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in TRUSTED
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        found |= {key: getattr(value, key, None) for key in ([slots] if isinstance(slots, str) else slots)}
+    return found
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    return tuple(itertools.chain(value, value.values()) if isinstance(value, dict) else value)
+
+
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # still empty
+        return ()
+
+
+def _columns(value: Any) -> Iterator[Iterable[Any]]:
+    """The items of a long container, of tuples and lists in it their items: a list of (path, label) is plain."""
+    for side in (value, value.values()) if isinstance(value, dict) else (value,):
+        pairs = set(map(type, side)) <= {tuple, list}
+        yield itertools.chain.from_iterable(side) if pairs else side
+
+
+def _all_leaves(items: Iterable[Any]) -> bool:
+    return set(map(type, items)) <= _LEAVES
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    return type(one) is type(other) and (type(one) in _LEAVES or type(one) is tuple) and bool(one == other)
+
+
+def _checksum(array: np.ndarray[Any, Any]) -> int:
+    return zlib.crc32(array.data if array.flags.c_contiguous else array.tobytes())
+
+
+def _open_for_reading() -> set[int]:
+    """The numbers of this process's regular files that can be read; not of memory that tensors travel in."""
+    try:
+        return {int(entry) for entry in os.listdir("/proc/self/fd") if _is_readable_file(int(entry))} - {0, 1, 2}
+    except OSError:
+        return set()  # no /proc: nothing is known
+
+
+def _is_readable_file(descriptor: int) -> bool:
+    try:
+        text = pathlib.Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        flags = int(re.findall(r"flags:\s*(\d+)", text)[0], 8)
+        is_memory = os.readlink(f"/proc/self/fd/{descriptor}").startswith(("/dev/shm/", "/memfd:"))
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:  # the listing's own
+        return False
+    # One that is only appended to, such as a job's own stream of events, is no data.
+    return regular and not is_memory and flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
