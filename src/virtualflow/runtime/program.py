@@ -89,11 +89,11 @@ class Program:
             return cls(script, copies=beside)
 
 
-def changed_text(names: Iterable[str]) -> str:
+def changed_text(names: Iterable[str], since: str = "the job read it") -> str:
     """What is wrong with files that have changed, and what to do."""
     files = ", ".join(names)
     return (
-        f"{files} changed since the job read it: with that, a worker would train another model than the others have. "
+        f"{files} changed since {since}: with that, a worker would train another model than the others have. "
         "Put it back as it was, or start a new job; `--include FILE` gives a job a copy of its own."
     )
 

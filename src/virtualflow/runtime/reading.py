@@ -83,7 +83,9 @@ class Reading:
         if digest is None:
             return
         if known is not None and known != digest and file not in self._current().written:
-            raise ChangedFile(changed_text([self._overlay.program.shown(file)]))
+            program = self._overlay.program
+            since = "the job read it" if file in program.read else "the job was handed in"
+            raise ChangedFile(changed_text([program.shown(file)], since))
         if self.notes and file not in self._told:
             self._told[file] = digest
             self._tell(opened=file, digest=digest)
