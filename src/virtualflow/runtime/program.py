@@ -26,7 +26,8 @@ LARGEST_NOTED = 2**20
 MOST_NOTED = 128
 _BINARY = "base64:"  # before the name of a file that is no text
 _SYSTEM = ("/proc/", "/dev/", "/sys/", "/etc/", "/usr/", "/lib/", "/lib64/", "/bin/", "/run/")
-_NO_CONFIG = (".py", ".pyc", ".so", ".pt", ".pth", ".ckpt", ".log")  # code, and what trainings write
+_TOOLS = ("torchinductor", "/.git/")  # what they read there is not the script's
+NO_CONFIG = (".py", ".pyc", ".so", ".pt", ".pth", ".ckpt", ".log")  # code, and what trainings write
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +101,14 @@ def changed_text(names: Iterable[str], since: str = "the job read it") -> str:
 
 def may_be_config(file: str) -> bool:
     """Whether a file that a script reads is small, and its user's: not the system's, not a package's, not ours."""
-    if file.startswith(_SYSTEM) or file.endswith(_NO_CONFIG) or not source.is_own(file):
+    if file.startswith(_SYSTEM) or file.endswith(NO_CONFIG) or not source.is_own(file):
         return False
     try:
         small = os.path.isfile(file) and os.path.getsize(file) <= LARGEST_NOTED
     except OSError:
         return False
     hidden = (f"{home().resolve()}{os.sep}", os.path.expanduser("~/."))  # caches, and settings of programs
-    return small and "torchinductor" not in file and not os.path.realpath(file).startswith(hidden)
+    return small and not any(name in file for name in _TOOLS) and not os.path.realpath(file).startswith(hidden)
 
 
 def read_modules(snapshot: Path) -> dict[str, str]:
@@ -187,11 +188,12 @@ class Record:
         return None
 
     def _wrote(self, file: str) -> None:
-        program = self.program
-        if file not in program.written and file in program.noted:
+        program, written = self.program, (*self.program.written, file)
+        if file in program.noted:
             noted = {name: digest for name, digest in program.noted.items() if name != file}
-            read = tuple(name for name in program.read if name != file)
-            self._change(noted=noted, read=read, written=(*program.written, file))
+            self._change(noted=noted, read=tuple(name for name in program.read if name != file), written=written)
+        elif file not in program.written:
+            self.program = replace(program, written=written)  # to be known if somebody reads it
 
     def _change(self, **fields: Any) -> None:
         self.program = replace(self.program, **fields)

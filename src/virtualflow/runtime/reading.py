@@ -10,8 +10,9 @@ from typing import Any
 
 from virtualflow.core.source import digest_of_file
 from virtualflow.runtime.overlay import Overlay
-from virtualflow.runtime.program import MOST_NOTED, Program, changed_text, may_be_config
+from virtualflow.runtime.program import MOST_NOTED, NO_CONFIG, Program, changed_text, may_be_config
 
+MOST_WRITTEN = 1000
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -68,16 +69,21 @@ class Reading:
 
     def _note_written(self, file: str) -> None:
         self._overlay.forget(file)
-        if file not in self._written and (file in self._noted or file in self._told or self.notes):
+        ours = file.startswith(self._folder) or file.endswith(NO_CONFIG)
+        matters = len(self._written) < MOST_WRITTEN or file in self._noted or file in self._told
+        if file not in self._written and matters and not ours:
             self._written.add(file)
-            if file in self._noted or file in self._told:
-                self._tell(wrote=file)
+            self._tell(wrote=file)
 
     def _note_read(self, file: str) -> None:
-        known = self._noted.get(file)
+        known, copy = self._noted.get(file), self._overlay.copy_of(file)
         if known is None and (not self.notes or file in self._told or len(self._told) >= MOST_NOTED):
             return
-        if self._overlay.copy_of(file) is not None or (known is None and not may_be_config(file)):
+        if copy is not None:
+            if not file.endswith(NO_CONFIG):
+                self._told[file] = digest_of_file(copy) or ""
+            return
+        if known is None and not may_be_config(file):
             return
         digest = digest_of_file(file)
         if digest is None:
