@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -252,6 +255,50 @@ def test_a_snapshot_travels_unchanged(tmp_path: Path, monkeypatch: pytest.Monkey
     assert read_modules(tmp_path / "there").keys() == taken.modules.keys()
     with pytest.raises(LaunchError, match="outside of its folder"):
         write_modules(tmp_path / "there", {"../evil.py": ""})
+
+
+ABROAD = """
+import importlib, inspect, pkgutil, sys
+from pathlib import Path
+from virtualflow.runtime.overlay import Overlay
+from virtualflow.runtime.program import Program
+
+snapshot = Path(sys.argv[1])
+Overlay(Program.of(snapshot, "script.py"), snapshot, lambda **_: sys.exit("told")).install()
+for name in ("pkg", "pkg.lib", "space.inner", "by_finder", "by_finder.part", "beside", "code"):
+    module = importlib.import_module(name)
+    assert not hasattr(module, "__file__") or not Path(module.__file__ or "/none").exists(), module
+import by_finder, pkg.lib, code
+assert code.MINE
+assert inspect.getsource(pkg.lib.rate) == "def rate():\\n    return 0.1\\n"
+assert [found.name for found in pkgutil.iter_modules(by_finder.__path__)] == ["part"]
+assert open(sys.argv[2]).read() == "included" and open(sys.argv[2]).name == sys.argv[2]
+"""
+
+
+def test_the_snapshot_is_enough_where_nothing_else_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finder:
+        def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+            place = home / "project" / "by_finder" / "__init__.py"
+            return spec_from_file_location(name, place) if name == "by_finder" else None
+
+    home = tmp_path / "home"
+    libraries = library(home / "library", monkeypatch)
+    for name in ("library/space/inner.py", "project/by_finder/__init__.py", "project/by_finder/part.py", "beside.py"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("")
+    (home / "code.py").write_text("MINE = True")
+    (home / "notes.txt").write_text("included")
+    script = home / "script.py"
+    script.write_text("import pkg.lib, space.inner, by_finder, beside, code")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    taken = take(script, include=["notes.txt"], directory=str(home))
+    assert str(libraries) in taken.program.path
+    write_modules(tmp_path / "there", taken.modules)
+    shutil.rmtree(home)
+    monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].rpartition(os.pathsep)[0])
+    command = [sys.executable, "-c", "import code\n" + ABROAD, str(tmp_path / "there"), str(home / "notes.txt")]
+    subprocess.run(command, check=True)
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from virtualflow.core import membership, provenance, source
 from virtualflow.core.devices import CPU, type_of
 from virtualflow.core.emulation import Emulated
+from virtualflow.core.hashseed import hash_seed_here
 from virtualflow.core.membership import Job
 from virtualflow.errors import ConfigError, CoordinatorLostError, LaunchError, PeerLostError, VirtualFlowError
 from virtualflow.runtime.member import Leave, Member
@@ -82,6 +83,11 @@ def _line(wire: Wire) -> Tell:
 
 
 def _enter(spec: WorkerSpec, wire: Wire, facts: Callable[[], dict[str, Any]]) -> Member:
+    if spec.hash_seed != (here := hash_seed_here()):
+        raise LaunchError(
+            f"the job has PYTHONHASHSEED={spec.hash_seed}, and this worker {here}: its sets would have another order. "
+            "Whoever starts the worker must set it before Python starts."
+        )
     pin_threads(spec.threads_per_device)
     device_type = _claim_device(spec)
     job = Job(
