@@ -44,6 +44,7 @@ class Driven:
         self.script = folder / "script.py"
         self._patience = patience_seconds
         self.tick: Deed = lambda _: None
+        self.include: Sequence[str] = ()
         folder.mkdir(parents=True, exist_ok=True)
         self.script.write_text(PACE + script)
 
@@ -60,7 +61,7 @@ class Driven:
             device_type=device_type,
             patience_seconds=self._patience,
         )
-        job.create(spec)
+        job.create(spec, self.include)
         printed = Printed()
         self._left = list(plan)
         self._stream = job.path / STREAM

@@ -15,7 +15,8 @@ from typing import Any
 from tests.cli.test_run import VF, alive
 from virtualflow.events import STREAM, StepDone, read_events
 from virtualflow.runtime.client import Client
-from virtualflow.runtime.folder import ENDED, JobFolder, snapshot_of
+from virtualflow.runtime.folder import ENDED, JobFolder
+from virtualflow.runtime.taking import take
 
 SCRIPT = Path(__file__).parent.parent / "cli" / "job.py"  # 200 steps on 4 virtual nodes
 STEPS = 200
@@ -100,7 +101,7 @@ class Service:
             (folder / "slow").touch()
         body = {
             "script": str(script),
-            "modules": snapshot_of(script),
+            "modules": take(script, waits=True).modules,
             "arguments": [str(folder), *arguments],
             "directory": str(folder),
             "environment": dict(os.environ),

@@ -123,7 +123,7 @@ def test_scripts_that_fail_leave_their_last_words_and_are_tried_again(service: S
     assert "in f\n" in view["failure"]
     assert view["reason"] == "ValueError: no good"
     assert early.until_over()["state"] == "DONE"
-    assert early.said == "nothing to do\n"
+    assert early.said.startswith("nothing to do\nwarning: the script has ended, and it has made no Trainer")
     view = stubborn.until_over()
     assert (view["state"], stubborn.said) == ("FAILED", "I give up\n")
     assert view["reason"] == "the script ended with exit code 1; its output says why"

@@ -27,9 +27,10 @@ from virtualflow.core.certificate import Certificate, compare
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, read_events
 from virtualflow.runtime.coordinator import Coordinator
-from virtualflow.runtime.folder import JobFolder, snapshot_of
+from virtualflow.runtime.folder import JobFolder
 from virtualflow.runtime.local import LocalBackend
 from virtualflow.runtime.machines import Names
+from virtualflow.runtime.taking import take
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray warns
@@ -89,7 +90,7 @@ def test_a_manager_shares_out_a_ray_cluster(
         service.up()
         types = [device["type"] for device in service.client.get("/api/devices")]
         assert sorted(types) == ["big", "big", "cpu", "cpu", "cpu"]
-        body = {"script": str(QUEUED), "modules": snapshot_of(QUEUED), "arguments": [str(tmp_path)], "demand": 3}
+        body = {"script": str(QUEUED), "modules": take(QUEUED).modules, "arguments": [str(tmp_path)], "demand": 3}
         job = service.client.post("/api/jobs", **body, virtual_nodes=4)["id"]
         until(lambda: len(service.client.get(f"/api/jobs/{job}")["devices"]) == 3, 120)
         machine = cluster.add_node(num_cpus=1, **SMALL)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
+from virtualflow.core.hashseed import VARIABLE, hash_seed_here
+from virtualflow.errors import LaunchError
 from virtualflow.runtime import door
-from virtualflow.runtime.folder import write_modules
+from virtualflow.runtime.program import Program, changed_text, write_modules
 from virtualflow.runtime.spec import WorkerSpec
 
 
@@ -25,12 +29,30 @@ def join(
     """
     host, port = door.parse_address(address)
     token = door.read_token(token_file, create=False)
+    if hash_seed_here() == "random":
+        _start_again_with("0")  # what most jobs have
     from virtualflow.runtime import worker  # loads torch, before the job is told that this device is there
 
     connection, work = door.knock(host, port, token)
     with tempfile.TemporaryDirectory(prefix="vf-join-") as folder:
-        write_modules(Path(folder) / "snapshot", work["modules"])
+        snapshot = Path(folder) / "snapshot"
+        write_modules(snapshot, work["modules"])
         spec = WorkerSpec.from_json(work["spec"]).elsewhere(connection.getsockname()[0]).in_folder(folder)
+        if spec.hash_seed != hash_seed_here():
+            connection.close()
+            _start_again_with(spec.hash_seed)
+        program = Program.of(snapshot, spec.script)
+        if changed := program.changed():
+            connection.close()
+            raise LaunchError(f"on this machine, {changed_text(map(program.shown, changed))}")
         print(f"job {spec.job_id}: joining as device {spec.device}", flush=True)
         code = worker.run(spec, connection.detach())
     raise typer.Exit(code)
+
+
+def _start_again_with(hash_seed: str) -> NoReturn:
+    """In a new interpreter: an old one can't have another order of sets."""
+    if sys.flags.ignore_environment:
+        raise LaunchError(f"the job has {VARIABLE}={hash_seed}, which this Python ignores: start it without -E and -I")
+    os.environ[VARIABLE] = hash_seed
+    os.execv(sys.executable, sys.orig_argv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from virtualflow.core.membership import home
 from virtualflow.core.profile import BUILT_IN, Workload
 from virtualflow.errors import ConfigError, LaunchError, ProfileError
 from virtualflow.runtime import door
+from virtualflow.runtime.program import Program
 
 DeviceFile = Annotated[
     Path | None, typer.Option(help="A TOML file that says which device types to emulate, and how.", metavar="FILE")
@@ -34,6 +36,16 @@ TokenFile = Annotated[
 ]
 DeviceType = Annotated[str, typer.Option(help="What workers compute on: auto, cpu or cuda.", metavar="TYPE")]
 Profiles = Annotated[Path | None, typer.Option(help="A folder with profiles.", metavar="DIR")]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(help="Files that the job gets copies of: later edits do not count. May be repeated.", metavar="GLOB"),
+]
+
+
+def tell_left_out(program: Program) -> None:
+    """Warn of what is no part of a job's snapshot."""
+    for text in program.left_out:
+        print(f"warning: the job's snapshot does not hold {text}: later edits there would count", file=sys.stderr)
 
 
 def device_names(text: str) -> tuple[str, ...]:

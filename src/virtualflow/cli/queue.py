@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
-from virtualflow.cli.options import Emulate, TimeScale
+from virtualflow.cli.options import Emulate, Include, TimeScale, tell_left_out
 from virtualflow.core import emulation, profile
 from virtualflow.errors import ConfigError
 from virtualflow.runtime.client import Client
-from virtualflow.runtime.folder import ENDED, snapshot_of
+from virtualflow.runtime.folder import ENDED
+from virtualflow.runtime.taking import take
 
 JobArgument = Annotated[str, typer.Argument(help="The job's id, as `vf submit` printed it.", metavar="JOB")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -43,6 +44,7 @@ def submit(
     ] = None,
     retries: Annotated[int, typer.Option(help="How often to try again if the script fails.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between automatic checkpoints; 0 for none.")] = 0,
+    include: Include = None,
     emulate: Emulate = None,
     time_scale: TimeScale = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended, with its exit code.")] = False,
@@ -50,9 +52,11 @@ def submit(
 ) -> None:
     """Hand a script in to the manager, with its folder, environment, interpreter and a snapshot of its modules."""
     client = Client.find()
+    taken = take(script, include=include or (), arguments=arguments or (), waits=True)
+    tell_left_out(taken.program)
     body: dict[str, Any] = {
         "script": str(script.resolve()),
-        "modules": snapshot_of(script),
+        "modules": taken.modules,
         "arguments": arguments or [],
         "directory": str(Path.cwd()),
         "environment": dict(os.environ),

@@ -20,6 +20,7 @@ from virtualflow.cli.options import (
     Devices,
     DeviceType,
     Emulate,
+    Include,
     Listen,
     Profiles,
     TimeScale,
@@ -29,6 +30,7 @@ from virtualflow.cli.options import (
     devices_of,
     numbers,
     profiles_of,
+    tell_left_out,
     token_file_for,
     workload_for,
 )
@@ -54,6 +56,7 @@ PART_OF_THE_JOB = {
     "device_type": "--device-type",
     "audit": "--audit",
     "plan": "--plan",
+    "include": "--include",
 }
 
 
@@ -96,6 +99,7 @@ def run(
     checkpoint_every: Annotated[
         int, typer.Option(help="Steps between automatic checkpoints; 0 for none.", min=0)
     ] = 500,
+    include: Include = None,
     listen: Listen = None,
     token_file: TokenFile = None,
     audit: Annotated[
@@ -161,7 +165,7 @@ def run(
             **{field: value for fields in ways.values() for field, value in fields.items()},
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
-        folder.create(job)
+        tell_left_out(folder.create(job, include or ()))
     if dashboard and detach:
         raise LaunchError("--dashboard needs the job in the foreground; `vf cluster up` has a page that stays")
     token = launch.prepare(folder, checkpoint)

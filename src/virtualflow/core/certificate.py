@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ ENVIRONMENT = (
     "mkl_strict",
 )
 JOB = ("reduction", "batch_size", "virtual_nodes", "node_sizes", "seed", "seeded", "initial_digest")
+SHOWN = 5  # names in a line
 
 
 def extend_chain(chain: str, *links: str | None) -> str:
@@ -70,11 +71,19 @@ class Certificate:
 
 def compare(one: Certificate, other: Certificate) -> Verdict:
     """Facts first, then every step that both have, then the digests at the ends of epochs."""
+    verdict = _compare(one, other)
+    if verdict.equal or (seeds := _hash_seeds(one, other)) is None:
+        return verdict
+    return replace(verdict, facts=(*verdict.facts, seeds))
+
+
+def _compare(one: Certificate, other: Certificate) -> Verdict:
     differing = tuple(
         f"{key}: {one.facts.get(key)} and {other.facts.get(key)}"
         for key in (*ENVIRONMENT, *JOB)
         if one.facts.get(key) != other.facts.get(key)
     )
+    differing += (*_differing_code(one.facts, other.facts), *_differing_files(one.facts, other.facts))
     if "fast" in (one.facts.get("reduction"), other.facts.get("reduction")):
         summary = "not comparable: a run with reduction='fast' is equal up to rounding only"
         return Verdict(False, summary, 0, facts=differing)
@@ -102,6 +111,37 @@ def compare_all(one: Sequence[Certificate], other: Sequence[Certificate]) -> Ver
     facts = tuple(dict.fromkeys(fact for verdict in verdicts for fact in verdict.facts))
     told = f"equal: {len(one)} Trainers, {steps} steps, bit by bit"
     return Verdict(True, f"{told}, although their facts differ" if facts else told, steps, facts=facts)
+
+
+def _differing_code(one: dict[str, Any], other: dict[str, Any]) -> Iterator[str]:
+    """What a run that is older than this fact does not say is not held against it."""
+    codes = one.get("code"), other.get("code")
+    if None in codes or codes[0] == codes[1]:
+        return
+    names = _differing_names(one.get("sources") or {}, other.get("sources") or {})
+    where = f", in {', '.join(names[:SHOWN])}{' and others' if names[SHOWN:] else ''}" if names else ""
+    commits = [f"{facts.get('code')} of {facts.get('commit') or 'no commit'}" for facts in (one, other)]
+    yield f"code: {' and '.join(commits)}{where}"
+
+
+def _differing_files(one: dict[str, Any], other: dict[str, Any]) -> Iterator[str]:
+    mine, theirs = one.get("files"), other.get("files")
+    if mine is None or theirs is None:
+        return
+    for name in _differing_names(mine, theirs):
+        yield f"the file {name}: {mine.get(name, 'not read')} and {theirs.get(name, 'not read')}"
+
+
+def _differing_names(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def _hash_seeds(one: Certificate, other: Certificate) -> str | None:
+    """Sets have another order with another one. That changes most scripts not at all, so it is told only if need be."""
+    seeds = one.facts.get("hash_seed"), other.facts.get("hash_seed")
+    if None in seeds or (seeds[0] == seeds[1] != "random"):
+        return None
+    return f"PYTHONHASHSEED: {seeds[0]} and {seeds[1]}"
 
 
 def _same_as_far_as_both_go(

@@ -53,6 +53,7 @@ class Job:
     node_sizes: tuple[int, ...] | None = None  # a plan's, instead of the script's
     mixed: bool = False  # of really different device types, whose kernels round differently
     profiling: MappingType[str, Any] | None = None  # what to measure: the script is not trained
+    program_facts: Callable[[], dict[str, Any]] | None = None  # of the code that it runs, for the certificate
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from virtualflow.dashboard import metrics, views
 from virtualflow.dashboard.guard import Guard
 from virtualflow.dashboard.views import Source, View
 from virtualflow.errors import LedgerError, UnknownJobError, VirtualFlowError
-from virtualflow.runtime.folder import snapshot_of
 from virtualflow.runtime.submission import Submission
+from virtualflow.runtime.taking import take
 
 STREAM_SECONDS = 0.5  # between two looks for something new
 BEAT_SECONDS = 15.0  # so that a lost connection is noticed
@@ -110,12 +110,16 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
     @api.post("/api/jobs", status_code=201, responses={409: refusals[409], 507: {"description": "The disk is full."}})
     def submit(body: Submit) -> dict[str, str]:
         """Hand in a job. Once this is answered, the job is never lost."""
-        modules = body.modules if body.modules is not None else snapshot_of(Path(body.script))
+        directory = body.directory or str(Path(body.script).parent)
+        modules = body.modules
+        if modules is None:
+            about: dict[str, Any] = {"arguments": body.arguments, "environment": body.environment}
+            modules = take(Path(body.script), directory=directory, waits=True, **about).modules
         submission = Submission(
             script=body.script,
             modules=modules,
             arguments=tuple(body.arguments),
-            directory=body.directory or str(Path(body.script).parent),
+            directory=directory,
             environment=body.environment,
             interpreter=body.interpreter,
             name=body.name,

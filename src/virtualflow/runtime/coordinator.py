@@ -20,8 +20,9 @@ from virtualflow.runtime.backend import Backend
 from virtualflow.runtime.balancing import Balancing
 from virtualflow.runtime.crew import Crew, Worker
 from virtualflow.runtime.door import parse_address
-from virtualflow.runtime.folder import JobFolder, JobSpec, read_modules
+from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.output import Sink
+from virtualflow.runtime.program import Record, changed_text, read_modules
 from virtualflow.runtime.reception import Reception, listen
 from virtualflow.runtime.spec import Failure, WorkerSpec
 from virtualflow.runtime.wire import Wire, generation_to_json
@@ -53,6 +54,7 @@ class Coordinator:
     ) -> None:
         self._job = job
         self._folder = folder
+        self._record = Record(folder.snapshot, job.script)
         self._resume_from = resume_from
         self._backend = backend
         self._sink = sink
@@ -99,6 +101,8 @@ class Coordinator:
         if self._stopping:
             raise LaunchError("the job is being stopped")
         self._backend.check([device for device in devices if device not in self.roster.guests])
+        if not set(devices) <= set(self.roster.generation.devices):
+            self._check_files()
         self._carry_out(self.roster.resize(devices, time.monotonic()))
         self._preempted -= set(devices)
 
@@ -112,8 +116,18 @@ class Coordinator:
             raise LaunchError(f"the job was given {len(names)} devices, so it can't grow to {count}")
         self.move(names[:count])
 
+    def _check_files(self) -> None:
+        """Whoever starts now must read what the job has read."""
+        if changed := self._record.program.changed():
+            raise LaunchError(changed_text(map(self._record.program.shown, changed)))
+
     def _start(self, owned: ExitStack) -> None:
         self._backend.check(self._job.devices)
+        try:
+            self._check_files()
+        except LaunchError as error:
+            self._end(Outcome(1, Failure("", "changed", f"{error}\n", consequence=False)))
+            return
         reception = Reception(self._crew.selector, self._obey, self._admit)
         reception.open(self._folder, owned)
         if self._job.listen is not None:
@@ -152,6 +166,7 @@ class Coordinator:
             profiling=job.profiling,
             checkpoint_every=job.checkpoint_every,
             resume_from=str(self._resume_from) if self._resume_from else None,
+            hash_seed=job.hash_seed,
         )
 
     def _pump(self, timeout_seconds: float) -> None:
@@ -164,6 +179,7 @@ class Coordinator:
 
     def _admit(self, wire: Wire, host: str, pid: int) -> None:
         """Let a worker in that another launcher has started."""
+        self._check_files()
         worker = self._crew.admit(wire, host, pid)
         self.roster.offer(worker.device)
         wire.send(spec=self._spec(worker.device, joins=True).to_json(), modules=read_modules(self._folder.snapshot))
@@ -257,6 +273,11 @@ class Coordinator:
         """A worker has told something."""
         now, device = time.monotonic(), worker.device
         actions: list[Action] = []
+        if (text := self._record.hear(message)) is not None:
+            self._end(Outcome(1, Failure(device, "changed", f"{text}Start the job again.\n", consequence=False)))
+        if "refused" in message:  # only this worker: the others go on
+            self._say(f"device {device} can't join: {message['refused']}")
+            self.roster.withdraw(device)
         if "failure" in message:
             worker.failure = Failure.from_json(message["failure"])
         if "node_sizes" in message:

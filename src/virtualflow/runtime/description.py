@@ -9,8 +9,10 @@ from typing import Any
 
 from virtualflow.cluster.job import Job
 from virtualflow.core.devices import Pool, type_of
-from virtualflow.runtime.folder import JobFolder, JobSpec, write_modules
+from virtualflow.core.hashseed import hash_seed_of
+from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.ledger import Record
+from virtualflow.runtime.program import write_modules
 
 UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
 
@@ -55,6 +57,7 @@ def for_coordinator(
         pinned=dict(machines),
         rebalance=len(cluster.pools) > 1,
         managed=True,
+        hash_seed=hash_seed_of(record.environment),
     )
 
 

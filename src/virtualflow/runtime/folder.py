@@ -5,23 +5,23 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from virtualflow.core.hashseed import hash_seed_of
 from virtualflow.core.membership import home
 from virtualflow.errors import LaunchError
+from virtualflow.runtime.program import Program
+from virtualflow.runtime.taking import take
 
 STATES = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "PAUSED", "DONE", "FAILED", "CANCELLED")
 ENDED = ("DONE", "FAILED", "CANCELLED")
 AT_REST = (*ENDED, "QUEUED", "PAUSED")  # no coordinator runs a job in these
 COUNTS = ("resizes", "failures", "remaps", "overran_waves")  # since the job began, whoever has run it
-_SKIPPED = {"__pycache__", "node_modules", "venv", "site-packages"}
-_MOST_MODULES = 2000
 LAUNCH_SECONDS = 60.0  # between `vf run` and its coordinator's first word
 LOCK_SECONDS = 1.0  # a verb that only looks holds the lock for an instant
 
@@ -52,6 +52,7 @@ class JobSpec:
     pinned: dict[str, str] = field(default_factory=dict)  # by device: the machine that it is on, if that is decided
     managed: bool = False  # a manager says how many devices it has
     backend: str = "local"  # or "ray"
+    hash_seed: str = field(default_factory=lambda: hash_seed_of(os.environ))
 
 
 class JobFolder:
@@ -78,12 +79,14 @@ class JobFolder:
     def _spec(self) -> Path:
         return self.path / "job.json"
 
-    def create(self, spec: JobSpec) -> None:
-        """Make the folder, with a snapshot of the script and the modules beside it."""
+    def create(self, spec: JobSpec, include: Sequence[str] = ()) -> Program:
+        """Make the folder, with a snapshot of the script, of what it imports, and of the files that *include* names."""
+        taken = take(Path(spec.script), include=include)
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self._spec, asdict(spec))
         self.write_launched()
-        _copy_modules(Path(spec.script), self.snapshot)
+        taken.write(self.snapshot)
+        return taken.program
 
     def change(self, spec: JobSpec) -> None:
         """The job goes on in another way."""
@@ -182,49 +185,3 @@ def write_json(path: Path, value: Any) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(value, indent=1))
     os.replace(partial, path)
-
-
-def _copy_modules(script: Path, snapshot: Path) -> None:
-    """Workers that join later must run what the first ones ran, whatever has been edited since."""
-    for name, file in _modules_beside(script):
-        target = snapshot / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file, target)
-
-
-def snapshot_of(script: Path) -> dict[str, str]:
-    """The script and the modules beside it, as text."""
-    if not script.is_file():
-        raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")
-    try:
-        return {name: file.read_text() for name, file in _modules_beside(script)}
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"the script {script} and the modules beside it can't be read: {error}") from error
-
-
-def _modules_beside(script: Path) -> Iterator[tuple[str, Path]]:
-    source, jobs = script.resolve().parent, home().resolve()
-    yield script.name, script
-    copied = 0
-    for folder, names, files in os.walk(source):
-        names[:] = [n for n in names if not n.startswith(".") and n not in _SKIPPED and Path(folder, n) != jobs]
-        for name in files:
-            file = Path(folder, name)
-            if name.endswith(".py") and copied < _MOST_MODULES and file != source / script.name:
-                copied += 1
-                yield str(file.relative_to(source)), file
-
-
-def read_modules(snapshot: Path) -> dict[str, str]:
-    """The snapshot as text, to be sent to a worker on another machine."""
-    return {str(file.relative_to(snapshot)): file.read_text() for file in sorted(snapshot.rglob("*.py"))}
-
-
-def write_modules(snapshot: Path, modules: dict[str, str]) -> None:
-    """What ``read_modules`` has read, in another folder, and nowhere else."""
-    for name, text in modules.items():
-        target = (snapshot / name).resolve()
-        if not target.is_relative_to(snapshot.resolve()):
-            raise LaunchError(f"the job sent a module with the name {name!r}, which lies outside of its folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from virtualflow.core import hashseed
+from virtualflow.core.hashseed import hash_seed_of
 from virtualflow.errors import LaunchError
 from virtualflow.runtime.backend import Exit, Place
 from virtualflow.runtime.spec import WorkerSpec
@@ -27,10 +29,16 @@ class LocalBackend:
     address = LOOPBACK
 
     def __init__(
-        self, *, threads_per_device: int = 1, inherited: Sequence[int] = (), outlives_us: bool = False
+        self,
+        *,
+        threads_per_device: int = 1,
+        hash_seed: str | None = None,
+        inherited: Sequence[int] = (),
+        outlives_us: bool = False,
     ) -> None:
         """The workers, too, hold the descriptors in *inherited*."""
         self._threads = threads_per_device
+        self._hash_seed = hash_seed or hash_seed_of(os.environ)
         self._inherited = inherited
         self._outlives_us = outlives_us
         self._exits: list[Exit] = []
@@ -41,6 +49,7 @@ class LocalBackend:
         environment = os.environ | {
             "MKL_CBWR": "AUTO,STRICT",
             "OMP_NUM_THREADS": str(self._threads),
+            hashseed.VARIABLE: self._hash_seed,
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # a lost peer is no news for the script's output
         }
         command = [sys.executable, "-m", "virtualflow.runtime.forkserver", str(theirs.fileno())]

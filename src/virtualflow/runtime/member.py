@@ -63,6 +63,10 @@ class Member:
         return self._generation.number
 
     @property
+    def has_trainer(self) -> bool:
+        return self._trainers > 0
+
+    @property
     def seen(self) -> int:
         return max(self._published, default=self._generation.number)
 

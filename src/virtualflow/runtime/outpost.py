@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from virtualflow.runtime.folder import write_modules
 from virtualflow.runtime.local import LocalBackend
 from virtualflow.runtime.mirror import Outbox
+from virtualflow.runtime.program import write_modules
 from virtualflow.runtime.spec import WorkerSpec
 
 HEAR_SECONDS = 1.0  # silence is a sign of life, too
@@ -65,8 +65,8 @@ class Outpost:
     ``hear`` and ``tell`` may be called from a thread each, beside the one that calls the rest.
     """
 
-    def __init__(self, threads_per_device: int, address: str) -> None:
-        self._backend = LocalBackend(threads_per_device=threads_per_device, outlives_us=True)
+    def __init__(self, threads_per_device: int, address: str, hash_seed: str = "0") -> None:
+        self._backend = LocalBackend(threads_per_device=threads_per_device, hash_seed=hash_seed, outlives_us=True)
         self._address = address
         self._forking = threading.Lock()
         self._selector = selectors.DefaultSelector()

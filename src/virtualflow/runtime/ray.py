@@ -31,9 +31,10 @@ from virtualflow.errors import LaunchError
 from virtualflow.runtime import machines as clusters
 from virtualflow.runtime.backend import Exit, Place
 from virtualflow.runtime.door import parse_address
-from virtualflow.runtime.folder import JobFolder, read_modules
+from virtualflow.runtime.folder import JobFolder
 from virtualflow.runtime.machines import Machine
 from virtualflow.runtime.outpost import Outpost
+from virtualflow.runtime.program import read_modules
 from virtualflow.runtime.relay import Relay
 from virtualflow.runtime.spec import Failure, WorkerSpec
 
@@ -122,12 +123,14 @@ class RayBackend:
         self,
         *,
         threads_per_device: int = 1,
+        hash_seed: str = "0",
         device_type: str = "auto",
         emulated: Collection[str] = (),
         pinned: Mapping[str, str] | None = None,
         address: str | None = None,
     ) -> None:
         self._threads = threads_per_device
+        self._hash_seed = hash_seed
         self._any_gpu = device_type != "cpu"
         self._emulated = {type_of(device) for device in emulated}
         self._pinned = pinned or {}
@@ -145,7 +148,7 @@ class RayBackend:
             self._woken.setblocking(False)
             owned.callback(self._woken.close)
             owned.callback(self._wake.close)
-            self._outposts = owned.enter_context(_Outposts(self._threads))
+            self._outposts = owned.enter_context(_Outposts(self._threads, self._hash_seed))
             self._first = _Together()
             owned.callback(self._end_all)
             self._owned = owned.pop_all()
@@ -252,15 +255,15 @@ class _Holder:
 class _OutpostActor(Outpost):
     """An outpost that Ray has placed."""
 
-    def __init__(self, threads_per_device: int) -> None:
-        super().__init__(threads_per_device, str(ray.util.get_node_ip_address()))
+    def __init__(self, threads_per_device: int, hash_seed: str) -> None:
+        super().__init__(threads_per_device, str(ray.util.get_node_ip_address()), hash_seed)
 
 
 class _Outposts:
     """Those of the machines that have had a worker."""
 
-    def __init__(self, threads_per_device: int) -> None:
-        self._threads = threads_per_device
+    def __init__(self, threads_per_device: int, hash_seed: str) -> None:
+        self._settings = threads_per_device, hash_seed
         self._lock = threading.Lock()
         self._known: dict[str, _OutpostLine] = {}
 
@@ -276,7 +279,7 @@ class _Outposts:
         with self._lock:
             outpost = self._known.get(machine_id)
             if outpost is None or outpost.lost.is_set():
-                outpost = self._known[machine_id] = _OutpostLine(machine_id, self._threads)
+                outpost = self._known[machine_id] = _OutpostLine(machine_id, *self._settings)
         outpost.ready()
         return outpost
 
@@ -284,9 +287,9 @@ class _Outposts:
 class _OutpostLine:
     """An outpost as seen from here. A thread listens to all its workers."""
 
-    def __init__(self, machine_id: str, threads_per_device: int) -> None:
+    def __init__(self, machine_id: str, threads_per_device: int, hash_seed: str) -> None:
         options = {"num_cpus": 0, "concurrency_groups": {"hear": 1, "tell": 1}}
-        self.actor = _actor(_OutpostActor, machine_id, options, threads_per_device)
+        self.actor = _actor(_OutpostActor, machine_id, options, threads_per_device, hash_seed)
         self.lost = threading.Event()
         self._prepared = self.actor.prepare.remote(os.getcwd())
         self._starting = threading.Lock()

@@ -54,11 +54,12 @@ def run_job(
 def _backend_of(job: JobSpec, lock: int) -> AbstractContextManager[Backend]:
     if job.backend == "local":
         # With the lock: workers that outlive their coordinator for a moment still are the job.
-        return LocalBackend(threads_per_device=job.threads_per_device, inherited=[lock])
+        return LocalBackend(threads_per_device=job.threads_per_device, hash_seed=job.hash_seed, inherited=[lock])
     from virtualflow.runtime.ray import RayBackend  # says so if Ray is not installed
 
     return RayBackend(
         threads_per_device=job.threads_per_device,
+        hash_seed=job.hash_seed,
         device_type=job.device_type,
         emulated=job.emulated.keys(),
         pinned=job.pinned,

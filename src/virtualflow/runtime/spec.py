@@ -36,6 +36,7 @@ class WorkerSpec:
     mixed: bool = False
     profiling: dict[str, Any] | None = None
     sees_one: bool = False  # accelerator: the launcher hides the others, and knows which one it is
+    hash_seed: str = "0"  # PYTHONHASHSEED
 
     @property
     def accelerator(self) -> int:

@@ -3,50 +3,91 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from virtualflow.core import membership
+from virtualflow.core import membership, provenance, source
 from virtualflow.core.devices import CPU, type_of
 from virtualflow.core.emulation import Emulated
+from virtualflow.core.hashseed import hash_seed_here
 from virtualflow.core.membership import Job
-from virtualflow.errors import ConfigError, CoordinatorLostError, PeerLostError, VirtualFlowError
+from virtualflow.errors import ConfigError, CoordinatorLostError, LaunchError, PeerLostError, VirtualFlowError
 from virtualflow.runtime.member import Leave, Member
+from virtualflow.runtime.overlay import Overlay, Tell
+from virtualflow.runtime.program import Program
+from virtualflow.runtime.reading import ChangedFile, Reading
+from virtualflow.runtime.script import run_script
 from virtualflow.runtime.spec import Failure, WorkerSpec
 from virtualflow.runtime.wire import Wire
 from virtualflow.train import trainer as _preloaded  # noqa: F401  (before the fork, so that a worker starts at once)
 from virtualflow.train.seeding import pin_threads
 from virtualflow.train.step import is_out_of_memory
 
+WITHOUT_TRAINER = (
+    "every device trains a copy of its own, of which all but one are lost, because nothing joins them. Let a "
+    "vf.Trainer make the steps, as in `trainer = vf.Trainer(...)`, `trainer.step(batch)`; or use one device."
+)
+
 
 def run(spec: WorkerSpec, control: int) -> int:
     """Run the script as one worker of the job; return the process's exit code."""
     wire = Wire(socket.socket(fileno=control))
+    snapshot, tell = Path(spec.job_folder, "snapshot"), _line(wire)
+    overlay = Overlay(Program.of(snapshot, spec.script), snapshot, tell)
+    reading = Reading(overlay, spec.job_folder, lambda: Program.of(snapshot, spec.script), tell)
     try:
-        member = _enter(spec, wire)
+        member = _enter(spec, wire, lambda: _program_facts(overlay, reading))
         membership.install(member)
         signal.signal(signal.SIGTERM, lambda *_: member.leave_when_possible())
-        code = _run_script(spec)
+        _await_first_step(spec, member, reading)
+        reading.start()
+        code = run_script(overlay, spec.script, spec.arguments)
         if code == 0:
+            _check_trainer(spec, member)
             member.finish()
         atexit._run_exitfuncs()  # the process ends without returning to the interpreter that it was forked from
         return code
     except (Leave, CoordinatorLostError):
         return 0  # asked to go; or nobody is left to ask, and the lead has left a checkpoint
     except BaseException as error:
+        if isinstance(error, ChangedFile):
+            if spec.joins:
+                tell(refused=str(error))
+                return 0
+            error = LaunchError(str(error)).with_traceback(error.__traceback__)
         # Told to the coordinator, so that it is told once.
-        failure = Failure(spec.device, type(error).__name__, _told(spec, error), isinstance(error, PeerLostError))
+        failure = Failure(
+            spec.device, type(error).__name__, _told(overlay.program.script, error), isinstance(error, PeerLostError)
+        )
         wire.send(failure=failure.to_json())
         return 1
 
 
-def _enter(spec: WorkerSpec, wire: Wire) -> Member:
+def _line(wire: Wire) -> Tell:
+    process = os.getpid()
+
+    def tell(**message: Any) -> None:
+        if os.getpid() == process:  # a loader's process has the line, too, and must not speak on it
+            wire.send(**message)
+
+    return tell
+
+
+def _enter(spec: WorkerSpec, wire: Wire, facts: Callable[[], dict[str, Any]]) -> Member:
+    if spec.hash_seed != (here := hash_seed_here()):
+        raise LaunchError(
+            f"the job has PYTHONHASHSEED={spec.hash_seed}, and this worker {here}: its sets would have another order. "
+            "Whoever starts the worker must set it before Python starts."
+        )
     pin_threads(spec.threads_per_device)
     device_type = _claim_device(spec)
     job = Job(
@@ -61,6 +102,7 @@ def _enter(spec: WorkerSpec, wire: Wire) -> Member:
         spec.node_sizes,
         spec.mixed,
         spec.profiling,
+        facts,
     )
     return Member(spec, job, wire)
 
@@ -83,29 +125,42 @@ def _claim_device(spec: WorkerSpec) -> str:
     return "cuda"
 
 
-def _run_script(spec: WorkerSpec) -> int:
-    snapshot = Path(spec.job_folder, "snapshot")
-    sys.argv = [spec.script, *spec.arguments]
-    # As under `python script.py`, but from the snapshot: what was edited since the job began does not count.
-    sys.path[:1] = [str(snapshot), str(Path(spec.script).resolve().parent)]
-    main = ModuleType("__main__")
-    main.__file__ = spec.script
-    sys.modules["__main__"] = main
-    try:
-        source = (snapshot / Path(spec.script).name).read_bytes()
-        exec(compile(source, spec.script, "exec"), main.__dict__)
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        print(end.code, file=sys.stderr)
-        return 1
-    return 0
+def _program_facts(overlay: Overlay, reading: Reading) -> dict[str, Any]:
+    program = overlay.program
+    facts = provenance.code_facts({**program.modules, **source.loaded()}, overlay.read, program.revision)
+    files = {program.shown(file): digest[: provenance.SHORT] for file, digest in reading.told.items()}
+    return facts | {"files": files}
 
 
-def _told(spec: WorkerSpec, error: BaseException) -> str:
+def _await_first_step(spec: WorkerSpec, member: Member, reading: Reading) -> None:
+    """With it the job has read what it needs; and before it, a Trainer must have been made."""
+
+    def stepped(*_: Any) -> None:
+        hook.remove()
+        reading.notes = False
+        if not member.has_trainer and len(spec.devices) > 1 and spec.device == spec.devices[0]:
+            print(f"warning: {WITHOUT_TRAINER}", file=sys.stderr, flush=True)
+
+    hook = register_optimizer_step_pre_hook(stepped)
+
+
+def _check_trainer(spec: WorkerSpec, member: Member) -> None:
+    if member.has_trainer:
+        return
+    if len(spec.devices) > 1 or spec.joins:
+        raise LaunchError(f"the script has ended, and it has made no Trainer: {WITHOUT_TRAINER}")
+    print(
+        "warning: the script has ended, and it has made no Trainer: it ran as under plain python, and can be neither "
+        "resized nor resumed. Let a vf.Trainer make its steps.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _told(script: str, error: BaseException) -> str:
     """The traceback from the script on; for an error that explains itself, without the frames of this library."""
     told = traceback.TracebackException.from_exception(error)
-    start = next((number for number, frame in enumerate(told.stack) if frame.filename == spec.script), 0)
+    start = next((number for number, frame in enumerate(told.stack) if frame.filename == script), 0)
     del told.stack[:start]
     if isinstance(error, VirtualFlowError):
         library = str(Path(__file__).resolve().parent.parent)

@@ -9,6 +9,8 @@ import numpy
 import torch
 
 import virtualflow
+from virtualflow.core import membership, provenance
+from virtualflow.core.hashseed import hash_seed_here
 from virtualflow.train.seeding import mkl_is_strict
 
 
@@ -23,7 +25,16 @@ def environment(device: torch.device) -> dict[str, Any]:
         "instruction_set": instruction_set(),
         "threads_per_device": torch.get_num_threads(),
         "mkl_strict": mkl_is_strict(),
+        "hash_seed": hash_seed_here(),
+        **_program(),
     }
+
+
+def _program() -> dict[str, Any]:
+    """Of the code that runs: as the launcher knows it, else as this process does."""
+    launched = membership.installed()
+    told = launched.job.program_facts if launched is not None else None
+    return told() if told is not None else provenance.facts_of_plain_script()
 
 
 def device_type(device: torch.device) -> str:
