@@ -139,7 +139,7 @@ class Bench:
         shown = LeadOutput() if sys.stdout.isatty() else None
         with _Line(self.console, title) as line:
             outcome = run_job(folder, shown, lambda: line.show(describe(folder)), backend=self.backend)
-        if outcome.code > 128 and outcome.failure is None:
+        if outcome.was_interrupted:
             self.console.print("interrupted: all workers have ended")
             raise typer.Exit(outcome.code)
         result = folder.path / "profile.json"

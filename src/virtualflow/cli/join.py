@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -21,7 +25,8 @@ def join(
 ) -> None:
     """Take part in a job as one more device, under any launcher: ssh, Slurm, Kubernetes.
 
-    The script comes from the job. Ends when the job does, or no longer needs this device.
+    The script comes from the job. Ends when the job does, or no longer needs this device. After Ctrl-C the job goes on
+    without it.
     """
     host, port = door.parse_address(address)
     token = door.read_token(token_file, create=False)
@@ -32,5 +37,13 @@ def join(
         write_modules(Path(folder) / "snapshot", work["modules"])
         spec = WorkerSpec.from_json(work["spec"]).elsewhere(connection.getsockname()[0]).in_folder(folder)
         print(f"job {spec.job_id}: joining as device {spec.device}", flush=True)
+        signal.signal(signal.SIGINT, _leave)
         code = worker.run(spec, connection.detach())
     raise typer.Exit(code)
+
+
+def _leave(_: int, __: FrameType | None) -> None:
+    """What a SIGTERM does: this device leaves between two steps. The next Ctrl-C ends the process, which is a loss."""
+    print("\nleaving after this step; Ctrl-C again leaves at once", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from types import TracebackType
@@ -42,10 +43,11 @@ class Progress(Lines):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-        self._next_look = 0.0
-        self.refresh()
-        self._bar.stop()
+        with contextlib.suppress(OSError):  # the terminal may be closed by now
+            self.close()
+            self._next_look = 0.0
+            self.refresh()
+            self._bar.stop()
 
     def line(self, device: str, stream: str, text: bytes, *, lead: bool) -> None:
         """Print a line above the bar."""

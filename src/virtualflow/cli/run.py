@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +33,7 @@ from virtualflow.cli.options import (
     workload_for,
 )
 from virtualflow.cli.progress import Progress
+from virtualflow.cli.resuming import how_to_go_on, where_it_goes_on
 from virtualflow.core import plan as plans
 from virtualflow.core import profile
 from virtualflow.core.devices import Pool, type_of
@@ -166,13 +167,18 @@ def run(
         raise LaunchError("--dashboard needs the job in the foreground; `vf cluster up` has a page that stays")
     token = launch.prepare(folder, checkpoint)
     print(f"job {folder.path.name}", flush=True)
+    if resume is not None:
+        print(where_it_goes_on(folder, checkpoint), file=sys.stderr, flush=True)
     if detach:
         _detach(folder, token)
         return
     show = (sys.stdout.isatty() if progress is None else progress) and not all_output
     with of_one_job(folder) if dashboard else nullcontext():
         outcome = _in_the_foreground(folder, token, all_output=all_output, show=show)
-    _explain_failure(outcome)
+    with suppress(OSError):  # the terminal may be closed by now
+        _explain_failure(outcome)
+        if outcome.was_interrupted:
+            print(f"\ninterrupted: all workers have ended. {how_to_go_on(folder)}.", file=sys.stderr, flush=True)
     if audit and outcome.code == 0:
         print("audit: no hidden state found", file=sys.stderr)
     raise typer.Exit(outcome.code)
@@ -182,12 +188,8 @@ def _in_the_foreground(folder: JobFolder, token: str, *, all_output: bool, show:
     with ExitStack() as owned:
         if show:
             bar = owned.enter_context(Progress(folder.path / STREAM))
-            outcome = run_job(folder, bar, bar.refresh, token=token)
-        else:
-            outcome = run_job(folder, AllOutput() if all_output else LeadOutput(), token=token)
-    if outcome.code > 128 and outcome.failure is None:
-        print("\ninterrupted: all workers have ended", file=sys.stderr)
-    return outcome
+            return run_job(folder, bar, bar.refresh, token=token)
+        return run_job(folder, AllOutput() if all_output else LeadOutput(), token=token)
 
 
 def _detach(folder: JobFolder, token: str) -> None:
