@@ -141,6 +141,6 @@ def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Work
         )
     workload = profile.read_all(where)
     for name in types:
-        if len(types) > 1:
+        if len(types) > 1 or name in workload.profiles:
             workload.profile(name)
     return workload if types <= workload.profiles.keys() else None

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from virtualflow.cli.bench import Bench, Costs, Door
 from virtualflow.cli.options import (
@@ -22,7 +23,7 @@ from virtualflow.cli.options import (
     token_file_for,
 )
 from virtualflow.core import profile as profiles
-from virtualflow.core.profile import Communication, Point, Profile, Workload
+from virtualflow.core.profile import BEYOND, Communication, Point, Profile, Workload
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.runtime.local import LocalBackend
 
@@ -103,32 +104,32 @@ def profile(
         made = _profile(name, result)
         path = folder / f"{re.sub(r'[^A-Za-z0-9.@_-]', '_', name)}.json"
         path.write_text(json.dumps(profiles.to_json(Workload(script.stem, {name: made}, costs)), indent=1) + "\n")
-        written.append((path, made, result))
+        written.append((path, made))
     if as_json:
-        print(json.dumps([profiles.to_json(profiles.read(path)) for path, _, _ in written], indent=1))
+        print(json.dumps([profiles.to_json(profiles.read(path)) for path, _ in written], indent=1))
         return
-    for path, made, result in written:
-        best = max(made.points, key=lambda point: point.examples_per_second)
-        console.print(
-            f"[bold]{made.device_type}[/]: best {best.examples_per_second:.4g} examples/s at node size {best.node_size}"
+    for path, made in written:
+        _show(console, made)
+        console.print(f"  written to {path}", markup=False, soft_wrap=True)
+
+
+def _show(console: Console, made: Profile) -> None:
+    best, last = max(made.points, key=lambda point: point.examples_per_second), made.points[-1]
+    speed = f"best {best.examples_per_second:.4g} examples/s at node size {best.node_size}"
+    console.print(Text.assemble((made.device_type, "bold"), f": {speed}"))
+    console.print(f"  largest node size: {made.largest}; {BEYOND[made.ended_by]}", markup=False, soft_wrap=True)
+    if last.loading_seconds is not None and last.loading_seconds > last.seconds / 2:
+        told = (
+            f"  loading {last.node_size} example(s) takes {last.loading_seconds:.3g} s, computing {last.seconds:.3g} s"
         )
-        if result["out_of_memory"]:
-            console.print(f"  memory is full beyond node size {made.largest}")
-        if result["overran_waves"]:
-            console.print(
-                f"  [yellow]{result['overran_waves']} waves took longer here than on the device that they emulate: "
-                "these figures are void. Use a smaller model, a larger --time-scale or an idle machine.[/]"
-            )
-        console.print(f"  written to {path}")
+        console.print(told, style="yellow", markup=False)
 
 
 def _profile(device_type: str, result: dict[str, Any]) -> Profile:
     points = tuple(Point(**point) for point in result["points"])
-    facts = result["facts"] | {
-        "overran_waves": result["overran_waves"],
-        "memory_was_full": bool(result["out_of_memory"]),
-    }
-    return Profile(device_type, points, result["update_seconds"], facts, "vf profile")
+    return Profile(
+        device_type, points, max(0.0, result["update_seconds"]), result["facts"], "vf profile", result["ended_by"]
+    )
 
 
 def _bytes(text: str) -> int:

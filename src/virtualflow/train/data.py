@@ -149,6 +149,11 @@ class Feed:
                 generator=torch.Generator(),
             )
 
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether shards that were announced are loaded while others are in use."""
+        return self._loader is not None
+
     def announce(self, requests: Iterable[Request]) -> None:
         """Say which shards will be asked for, in order; what was fetched for an earlier announcement is dropped."""
         if self._loader is not None:
