@@ -157,7 +157,9 @@ class _Line(Progress):
     """One line that says what goes on; where that can't be drawn over, a line for each thing said."""
 
     def __init__(self, console: Console, title: str) -> None:
-        super().__init__(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console)
+        super().__init__(
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console
+        )
         self._task = self.add_task(title)
         self._said = title
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
 from virtualflow.cli.resuming import can_go_on, how_to_go_on, step_of
+from virtualflow.cli.screen import screen
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
 from virtualflow.runtime import control
@@ -38,12 +38,12 @@ def status(
         return
     folders = [JobFolder.of(job)] if job else all_jobs()
     if not watch:
-        Console().print(_table(folders))
+        screen().print(_table(folders))
         if job:
             _print_more(folders[0])
         return
     try:
-        with Live(_table(folders), refresh_per_second=4) as live:
+        with Live(_table(folders), console=screen(), refresh_per_second=4) as live:
             while True:
                 time.sleep(0.5)
                 live.update(_table(folders if job else all_jobs()))

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from virtualflow.cli.screen import screen
 from virtualflow.events import EpochStarted, Event, RunStarted, StepDone, parse
 from virtualflow.runtime.output import Lines
 
@@ -29,11 +30,12 @@ class Progress(Lines):
         self._waves = self._devices = 0
         self._examples_per_second = 0.0
         self._bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             TimeRemainingColumn(),
+            console=screen(),
         )
 
     def __enter__(self) -> Self:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from virtualflow.cli.dashboard import of_one_job
 from virtualflow.cli.options import (
@@ -34,6 +33,7 @@ from virtualflow.cli.options import (
 )
 from virtualflow.cli.progress import Progress
 from virtualflow.cli.resuming import how_to_go_on, where_it_goes_on
+from virtualflow.cli.screen import screen
 from virtualflow.core import plan as plans
 from virtualflow.core import profile
 from virtualflow.core.devices import Pool, type_of
@@ -251,10 +251,10 @@ def _existing(script: Path | None) -> Path:
 def _explain_failure(outcome: Outcome) -> None:
     if outcome.failure is None or not outcome.failure.text:
         return
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = screen(stderr=True, highlight=False, soft_wrap=True)
     if outcome.failure.device:
-        console.print(f"[bold red]failed on device {outcome.failure.device}:[/]")
-    console.print(outcome.failure.text.rstrip(), markup=False)
+        console.print(f"failed on device {outcome.failure.device}:", style="bold red")
+    console.print(outcome.failure.text.rstrip())
 
 
 def _backend(text: str) -> str:

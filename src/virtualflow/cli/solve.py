@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.options import Profiles, workload_of
+from virtualflow.cli.screen import screen
 from virtualflow.core import plan as plans
 from virtualflow.core.alternatives import alternatives, even, subsets
 from virtualflow.core.devices import Pool, parse_pools
@@ -58,6 +60,8 @@ def solve(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find how many virtual nodes each device should run, of which size, and how long a step will take."""
+    if output is not None:
+        check_file(output)
     known, pools = workload_of(workload, profiles), parse_pools(devices)
     if not known.communication.by_machines:  # never measured between machines: all count as on one
         known, pools = on_one_machine(known, pools)
@@ -68,11 +72,12 @@ def solve(
         others = alternatives(best, _others(known, pools, batch_size, virtual_nodes, best))
     report = plans.to_json(best, known.name, others)
     if output is not None:
-        output.write_text(json.dumps(report, indent=2) + "\n")
+        with writing(output):
+            output.write_text(json.dumps(report, indent=2) + "\n")
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    console = Console(highlight=False)
+    console = screen(highlight=False)
     _show(console, "plan", best, known)
     alone = [plan for plan, _ in others if len(plan.types) == 1]
     if alone and len(best.types) > 1:
@@ -139,17 +144,17 @@ def _print_guess(console: Console, share: Share, profile: Profile) -> None:
     beyond = share.node_size > profile.largest
     unknown = f", only up to {profile.largest}; whether it fits into memory is not known" if beyond else ""
     text = f"{share.device_type}: node size {share.node_size} was not measured, its time is extrapolated{unknown}"
-    console.print(text, style="yellow", markup=False)
+    console.print(text, style="yellow", soft_wrap=True)
 
 
 def _show(console: Console, title: str, plan: Plan, workload: Workload) -> None:
     columns = ("type", "devices", "virtual nodes each", "node size", "examples", "largest node size")
-    table = Table(*columns, title=Text(title), title_justify="left")
+    table = Table(*columns, title=Text(title, style="italic"), title_justify="left")
     for share in plan.shares:
         profile = workload.profile(share.device_type)
         known = "fits" if profile.ended_by == MEMORY else "measured"
         cells = (share.device_type, share.count, share.virtual_nodes, share.node_size, share.examples)
-        table.add_row(*(Text(str(cell)) for cell in (*cells, f"{profile.largest} ({known})")))
+        table.add_row(*(str(cell) for cell in (*cells, f"{profile.largest} ({known})")))
     console.print(table)
     console.print(
         f"{plan.step_seconds:.4g} s a step ({plan.compute_seconds:.4g} computing, {plan.communication_seconds:.4g} "

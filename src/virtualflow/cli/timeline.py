@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.jobs import JobArgument
 from virtualflow.errors import EventStreamError, LaunchError
 from virtualflow.events import STREAM, Regrouped, RunStarted, StepDone, read_timed_events
@@ -34,6 +35,7 @@ def timeline(
 ) -> None:
     """Draw which devices ran a job when, how many virtual nodes each, and the throughput."""
     path = JobFolder.of(job).path / STREAM
+    check_file(output)
     try:
         events = list(read_timed_events(path))
     except EventStreamError:
@@ -114,7 +116,8 @@ def _draw(
     bottom.set_xlabel("seconds")
     bottom.set_ylim(bottom=0)
     figure.tight_layout()
-    figure.savefig(output, dpi=120)
+    with writing(output):
+        figure.savefig(output, dpi=120)
     plt.close(figure)
 
 
@@ -123,7 +126,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise LaunchError("a picture needs matplotlib: pip install matplotlib") from None
+        raise LaunchError("a picture needs matplotlib: pip install 'virtualflow[plot]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

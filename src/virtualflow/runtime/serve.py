@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 from virtualflow.core.membership import home
+from virtualflow.errors import VirtualFlowError
 from virtualflow.runtime import launch
 from virtualflow.runtime.backend import Backend
 from virtualflow.runtime.coordinator import Coordinator, Outcome
@@ -75,7 +76,10 @@ def _backend_of(job: JobSpec, lock: int) -> AbstractContextManager[Backend]:
 def main() -> None:
     """``python -m virtualflow.runtime.serve JOB TOKEN``"""
     job_id, token = sys.argv[1:]
-    outcome = run_job(JobFolder(home() / "jobs" / job_id), token=token)
+    try:
+        outcome = run_job(JobFolder(home() / "jobs" / job_id), token=token)
+    except VirtualFlowError as error:
+        sys.exit(f"error: {error}")
     if outcome.failure is not None:
         print(outcome.failure.text, file=sys.stderr)
     sys.exit(outcome.code)
