@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from virtualflow.train import seeding
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent.parent / "src"), str(Path(__file__).parent.parent)]
 )
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background; the commands under test hear Ctrl-C anyway
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -221,6 +221,8 @@ def read_timed_events(path: Path) -> Iterator[tuple[float, Event]]:
         text = path.read_text()
     except OSError as error:
         raise EventStreamError(f"cannot read the event stream {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise EventStreamError(f"{path} is no event stream: it is not text") from error
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():

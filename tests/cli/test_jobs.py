@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from tests.cli.test_run import VF, alive, descendants, vf
-from tests.conftest import Launcher
 from virtualflow.cli.main import main
 from virtualflow.events import STREAM, Loaded, Regrouped, StepDone, read_events
 from virtualflow.runtime.folder import JobFolder
@@ -124,12 +123,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
             os.kill(coordinator_of(job.id), signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def calm(run_job: Launcher, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of an undisturbed run on one device."""
-    return run_job(SCRIPT, 1, [str(tmp_path_factory.mktemp("calm"))]).digest
-
-
 def test_a_job_is_resized_stopped_and_resumed_and_ends_as_if_nothing_had_happened(
     start: Callable[..., Job], calm: str
 ) -> None:
@@ -203,6 +196,7 @@ def test_a_killed_coordinator_leaves_no_process_and_a_checkpoint_of_that_very_st
     told = said("status", job.id)[1]
     assert "FAILED" in told
     assert "coordinator is gone" in told
+    assert f"`vf run --resume {job.id}` goes on from step {len(job.steps)}" in told
     assert job.finish() == calm
     job.assert_no_step_was_lost_or_done_twice()
 

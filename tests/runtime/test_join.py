@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 def take_part(tmp_path: Path, address: str, job: list[str], guest: list[str], calm: Certificate) -> None:
-    """Run a job on two devices, let two guests join, kill one, and compare the result with an undisturbed run."""
+    """Run a job on two devices, let guests join, kill one, let one leave; compare with an undisturbed run."""
     home, token = tmp_path / "home", tmp_path / "token"
     environment = os.environ | {"VF_HOME": str(home)}
     hold = tmp_path / "hold"
@@ -81,10 +82,15 @@ def take_part(tmp_path: Path, address: str, job: list[str], guest: list[str], ca
             wait_for(home, 4)
             guests[0].kill()
             wait_for(home, 3)
+            guests[1].send_signal(signal.SIGINT)  # Ctrl-C there is no end of the job here
+            wait_for(home, 2)
+            assert guests[1].wait(timeout=20) == 0
+            guests.append(subprocess.Popen(knock, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            wait_for(home, 3)
             hold.unlink()
             output = coordinator.communicate(timeout=120)[0].decode()
             assert coordinator.returncode == 0, output
-            assert guests[1].wait(timeout=20) == 0
+            assert guests[2].wait(timeout=20) == 0
         finally:
             for process in (coordinator, *guests):
                 process.kill()

@@ -139,7 +139,7 @@ class Bench:
         shown = LeadOutput() if sys.stdout.isatty() else None
         with _Line(self.console, title) as line:
             outcome = run_job(folder, shown, lambda: line.show(describe(folder)), backend=self.backend)
-        if outcome.code > 128 and outcome.failure is None:
+        if outcome.was_interrupted:
             self.console.print("interrupted: all workers have ended")
             raise typer.Exit(outcome.code)
         result = folder.path / "profile.json"
@@ -157,7 +157,9 @@ class _Line(Progress):
     """One line that says what goes on; where that can't be drawn over, a line for each thing said."""
 
     def __init__(self, console: Console, title: str) -> None:
-        super().__init__(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console)
+        super().__init__(
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console
+        )
         self._task = self.add_task(title)
         self._said = title
 

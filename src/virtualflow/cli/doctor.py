@@ -9,13 +9,25 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from virtualflow.cli.screen import screen
 from virtualflow.core.membership import home
+
+OPTIONAL = (  # a module, the extra that brings it, and what needs it
+    ("matplotlib", "plot", "figures"),
+    ("sklearn", "examples", "the digits example"),
+    ("transformers", "examples", "the text example"),
+    ("fastapi", "cluster", "a manager and its dashboard"),
+    ("uvicorn", "cluster", "a manager and its dashboard"),
+    ("ray", "ray", "jobs on a Ray cluster"),
+    ("tensorboardX", "tensorboard", "vf tensorboard"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,10 @@ class Finding:
     good: bool
     needed: bool = False
     advice: str = ""
+
+    @property
+    def colour(self) -> str:
+        return "green" if self.good else "red" if self.needed else "yellow"
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -46,27 +62,18 @@ def _examine() -> Iterator[Finding]:
     yield from _torch()
     yield Finding("cores", str(os.cpu_count()), True)
     yield _writable_home()
-    for package, purpose in (
-        ("matplotlib", "figures"),
-        ("sklearn", "the digits example"),
-        ("transformers", "the text example"),
-        ("ray", "jobs on a Ray cluster"),
+    for module, extra, purpose in OPTIONAL:
+        advice = f"for {purpose}: pip install 'virtualflow[{extra}]'"
+        yield _present(module, find_spec(module) is not None, advice)
+    for package, present in (
+        ("dataset-fashion-mnist", Path("/usr/share/datasets/fashion-mnist").exists()),
+        ("bible-kjv", which("bible") is not None),
     ):
-        present = find_spec(package) is not None
-        yield Finding(
-            package, "installed" if present else "missing", present, advice=f"for {purpose}: pip install {package}"
-        )
-    for path, package in (
-        ("/usr/share/datasets/fashion-mnist", "dataset-fashion-mnist"),
-        ("/usr/lib/bible.data", "bible-kjv"),
-    ):
-        present = Path(path).exists()
-        yield Finding(
-            f"data: {package}",
-            "installed" if present else "missing",
-            present,
-            advice=f"for examples: apt-get install {package}",
-        )
+        yield _present(f"data: {package}", present, f"for examples, on Debian: apt-get install {package}")
+
+
+def _present(what: str, present: bool, advice: str) -> Finding:
+    return Finding(what, "installed" if present else "missing", present, advice=advice)
 
 
 def _torch() -> Iterator[Finding]:
@@ -93,13 +100,13 @@ def _torch() -> Iterator[Finding]:
 def _writable_home() -> Finding:
     folder = home()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    writable = os.access(nearest, os.W_OK)
+    writable = nearest.is_dir() and os.access(nearest, os.W_OK)
     return Finding("VF_HOME", str(folder), writable, True, "set VF_HOME to a folder that you can write to")
 
 
 def _print(findings: list[Finding]) -> None:
     table = Table("", "what", "found", "what to do")
     for finding in findings:
-        mark = "[green]ok[/]" if finding.good else "[red]missing[/]" if finding.needed else "[yellow]note[/]"
+        mark = Text("ok" if finding.good else "missing" if finding.needed else "note", finding.colour)
         table.add_row(mark, finding.what, finding.found, "" if finding.good else finding.advice)
-    Console().print(table)
+    screen().print(table)

@@ -6,10 +6,10 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from virtualflow.cli.options import device_names, numbers
+from virtualflow.cli.screen import screen
 from virtualflow.core.mapping import Mapping, assign, spread
 from virtualflow.core.sharding import Epoch, node_sizes, shuffled
 from virtualflow.errors import ConfigError
@@ -76,12 +76,13 @@ def _report(
 
 
 def _print(report: dict[str, object]) -> None:
-    console = Console()
+    console = screen()
     rows = report["devices"]
     assert isinstance(rows, list)
     console.print(
-        f"[bold]{report['batch_size']}[/] examples a step in [bold]{report['virtual_nodes']}[/] virtual nodes on "
-        f"[bold]{len(rows)}[/] device(s): [bold]{report['waves']}[/] wave(s)"
+        f"{report['batch_size']} examples a step in {report['virtual_nodes']} virtual nodes on {len(rows)} device(s): "
+        f"{report['waves']} wave(s)",
+        style="bold",
     )
     table = Table("device", "virtual nodes, in the order they run", "shard sizes", "examples")
     for row in rows:

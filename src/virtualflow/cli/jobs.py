@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
+from virtualflow.cli.resuming import can_go_on, how_to_go_on, step_of
+from virtualflow.cli.screen import screen
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
 from virtualflow.runtime import control
@@ -37,12 +38,12 @@ def status(
         return
     folders = [JobFolder.of(job)] if job else all_jobs()
     if not watch:
-        Console().print(_table(folders))
+        screen().print(_table(folders))
         if job:
             _print_more(folders[0])
         return
     try:
-        with Live(_table(folders), refresh_per_second=4) as live:
+        with Live(_table(folders), console=screen(), refresh_per_second=4) as live:
             while True:
                 time.sleep(0.5)
                 live.update(_table(folders if job else all_jobs()))
@@ -173,6 +174,7 @@ def describe(folder: JobFolder) -> dict[str, Any]:
                 described["examples_per_second"] = round(event.examples / max(event.seconds, 1e-9), 1)
             elif isinstance(event, Regrouped):
                 changes.append(event)
+    described["checkpoint_step"] = step_of(folder.latest_checkpoint())
     described["changes"] = [
         {"generation": c.generation, "step": c.step, "cause": c.cause, "devices": c.devices, "pause_ms": c.pause_ms}
         for c in changes[-5:]
@@ -198,6 +200,8 @@ def _print_more(folder: JobFolder) -> None:
     job = describe(folder)
     if "reason" in job:
         print(job["reason"])
+    if can_go_on(folder, job["state"]):
+        print(how_to_go_on(folder))
     for change in job["changes"]:
         pause = ", ".join(f"{name} {ms:.0f} ms" for name, ms in change["pause_ms"].items())
         print(f"generation {change['generation']} at step {change['step']} ({change['cause']}): "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -25,7 +27,8 @@ def join(
 ) -> None:
     """Take part in a job as one more device, under any launcher: ssh, Slurm, Kubernetes.
 
-    The script comes from the job. Ends when the job does, or no longer needs this device.
+    The script comes from the job. Ends when the job does, or no longer needs this device. After Ctrl-C the job goes on
+    without it.
     """
     host, port = door.parse_address(address)
     token = door.read_token(token_file, create=False)
@@ -46,6 +49,7 @@ def join(
             connection.close()
             raise LaunchError(f"on this machine, {changed_text(map(program.shown, changed))}")
         print(f"job {spec.job_id}: joining as device {spec.device}", flush=True)
+        signal.signal(signal.SIGINT, _leave)
         code = worker.run(spec, connection.detach())
     raise typer.Exit(code)
 
@@ -56,3 +60,10 @@ def _start_again_with(hash_seed: str) -> NoReturn:
         raise LaunchError(f"the job has {VARIABLE}={hash_seed}, which this Python ignores: start it without -E and -I")
     os.environ[VARIABLE] = hash_seed
     os.execv(sys.executable, sys.orig_argv)
+
+
+def _leave(_: int, __: FrameType | None) -> None:
+    """What a SIGTERM does: this device leaves between two steps. The next Ctrl-C ends the process, which is a loss."""
+    print("\nleaving after this step; Ctrl-C again leaves at once", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from virtualflow import __version__
 from virtualflow.cli.cluster import cluster
@@ -20,12 +22,14 @@ from virtualflow.cli.plot import plot
 from virtualflow.cli.profile import profile
 from virtualflow.cli.queue import cancel, describe, devices, pause, priority, queue, resume, submit
 from virtualflow.cli.run import run
+from virtualflow.cli.screen import screen
 from virtualflow.cli.simulate import simulate
 from virtualflow.cli.solve import solve
 from virtualflow.cli.tensorboard import tensorboard
 from virtualflow.cli.timeline import timeline
 from virtualflow.cli.trace import trace
 from virtualflow.cli.verify import verify
+from virtualflow.core.membership import home
 from virtualflow.errors import VirtualFlowError
 
 app = typer.Typer(
@@ -68,8 +72,26 @@ def main() -> None:
     try:
         app()
     except VirtualFlowError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _refuse(str(error))
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _refuse(f"{error.filename}: {error.strerror}.{_about(str(error.filename))}")
+
+
+def _refuse(text: str) -> NoReturn:
+    told = Text.assemble(("error:", "bold red"), f" {text}")
+    screen(stderr=True).print(told, highlight=False, soft_wrap=True)
+    sys.exit(2)
+
+
+def _about(filename: str) -> str:
+    if not Path(filename).is_relative_to(home()):
+        return ""
+    return f" That is where jobs leave their files: set VF_HOME to a folder that you can write to (it is {home()})."
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ def token_file_for(listen: str, token_file: Path | None) -> Path:
     door.parse_address(listen)
     if token_file is None:
         raise LaunchError("--listen needs --token-file FILE: whoever knows the token in it may join the job")
+    door.read_token(token_file, create=True)  # a clear word now rather than when the job starts
     return token_file.resolve()
 
 
@@ -144,6 +145,8 @@ def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Work
     """The profiles of a script for devices of several types, which can't be mapped well without."""
     types = {type_of(name) for name in names}
     where = folder or profiles_of(script)
+    if folder is not None and not folder.is_dir():
+        raise ProfileError(f"--profiles {folder}: there is no such folder. `vf profile -o {folder}` makes one.")
     if not where.is_dir():
         if len(types) == 1:
             return None
@@ -153,6 +156,6 @@ def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Work
         )
     workload = profile.read_all(where)
     for name in types:
-        if len(types) > 1:
+        if len(types) > 1 or name in workload.profiles:
             workload.profile(name)
     return workload if types <= workload.profiles.keys() else None

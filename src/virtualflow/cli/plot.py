@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.options import Profiles, workload_of
 from virtualflow.cli.timeline import pyplot
 from virtualflow.core import plan as plans
@@ -29,6 +30,7 @@ def plot(
         raise ConfigError(f"vf plot {what}: expected profile or plan")
     if what == "plan" and plan is None:
         raise ConfigError("vf plot plan needs --plan FILE, which `vf solve ... -o FILE` writes")
+    check_file(output)
     known = workload_of(workload, profiles)
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
@@ -36,7 +38,8 @@ def plot(
         _draw_profiles(axes, known)
     else:
         _draw_plan(axes, known, plans.read(plan))
-    figure.savefig(output, dpi=120)
+    with writing(output):
+        figure.savefig(output, dpi=120)
     plt.close(figure)
     print(f"written: {output}")
 

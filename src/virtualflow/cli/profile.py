@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from virtualflow.cli.bench import Bench, Costs, Door
+from virtualflow.cli.files import check_folder, writing
 from virtualflow.cli.options import (
     DeviceFile,
     Emulate,
@@ -21,8 +23,9 @@ from virtualflow.cli.options import (
     profiles_of,
     token_file_for,
 )
+from virtualflow.cli.screen import screen
 from virtualflow.core import profile as profiles
-from virtualflow.core.profile import Communication, Point, Profile, Workload
+from virtualflow.core.profile import BEYOND, Communication, Point, Profile, Workload
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.runtime.local import LocalBackend
 
@@ -82,10 +85,12 @@ def profile(
     if (machines > 1) != (listen is not None):
         raise ConfigError("--machines N, from 2 on, and --listen HOST:PORT go together: the other machines join there")
     door = Door(listen, token_file_for(listen, token_file)) if listen is not None else None
+    folder = output or profiles_of(str(script))
+    check_folder(folder)
     known = devices_of(devices or f"{device_type}:1", device_file, emulate, time_scale)
     limit = _bytes(memory_limit) if memory_limit else None
     want = {"what": "node sizes", "largest": largest, "seconds": 60 * minutes, "memory_limit": limit}
-    console = Console(stderr=True, highlight=False)
+    console = screen(stderr=True, highlight=False)
     by_devices: Costs = ()
     by_machines: Costs = ()
     with LocalBackend() as backend:
@@ -96,39 +101,39 @@ def profile(
             by_devices = bench.between_devices()
         results = {pool.device_type: bench.node_sizes(pool.device_type, want) for pool in known.pools}
     costs = Communication(by_devices, by_machines)
-    folder = output or profiles_of(str(script))
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, result in results.items():
         made = _profile(name, result)
         path = folder / f"{re.sub(r'[^A-Za-z0-9.@_-]', '_', name)}.json"
-        path.write_text(json.dumps(profiles.to_json(Workload(script.stem, {name: made}, costs)), indent=1) + "\n")
-        written.append((path, made, result))
+        with writing(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(profiles.to_json(Workload(script.stem, {name: made}, costs)), indent=1) + "\n")
+        written.append((path, made))
     if as_json:
-        print(json.dumps([profiles.to_json(profiles.read(path)) for path, _, _ in written], indent=1))
+        print(json.dumps([profiles.to_json(profiles.read(path)) for path, _ in written], indent=1))
         return
-    for path, made, result in written:
-        best = max(made.points, key=lambda point: point.examples_per_second)
-        console.print(
-            f"[bold]{made.device_type}[/]: best {best.examples_per_second:.4g} examples/s at node size {best.node_size}"
+    for path, made in written:
+        _show(console, made)
+        console.print(f"  written to {path}", soft_wrap=True)
+
+
+def _show(console: Console, made: Profile) -> None:
+    best, last = max(made.points, key=lambda point: point.examples_per_second), made.points[-1]
+    speed = f"best {best.examples_per_second:.4g} examples/s at node size {best.node_size}"
+    console.print(Text.assemble((made.device_type, "bold"), f": {speed}"))
+    console.print(f"  largest node size: {made.largest}; {BEYOND[made.ended_by]}", soft_wrap=True)
+    if last.loading_seconds is not None and last.loading_seconds > last.seconds / 2:
+        told = (
+            f"  loading {last.node_size} example(s) takes {last.loading_seconds:.3g} s, computing {last.seconds:.3g} s"
         )
-        if result["out_of_memory"]:
-            console.print(f"  memory is full beyond node size {made.largest}")
-        if result["overran_waves"]:
-            console.print(
-                f"  [yellow]{result['overran_waves']} waves took longer here than on the device that they emulate: "
-                "these figures are void. Use a smaller model, a larger --time-scale or an idle machine.[/]"
-            )
-        console.print(f"  written to {path}")
+        console.print(told, style="yellow", soft_wrap=True)
 
 
 def _profile(device_type: str, result: dict[str, Any]) -> Profile:
     points = tuple(Point(**point) for point in result["points"])
-    facts = result["facts"] | {
-        "overran_waves": result["overran_waves"],
-        "memory_was_full": bool(result["out_of_memory"]),
-    }
-    return Profile(device_type, points, result["update_seconds"], facts, "vf profile")
+    return Profile(
+        device_type, points, max(0.0, result["update_seconds"]), result["facts"], "vf profile", result["ended_by"]
+    )
 
 
 def _bytes(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from virtualflow.cli.screen import screen
 from virtualflow.events import EpochStarted, Event, RunStarted, StepDone, parse
 from virtualflow.runtime.output import Lines
 
@@ -28,11 +30,12 @@ class Progress(Lines):
         self._waves = self._devices = 0
         self._examples_per_second = 0.0
         self._bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             TimeRemainingColumn(),
+            console=screen(),
         )
 
     def __enter__(self) -> Self:
@@ -42,10 +45,11 @@ class Progress(Lines):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-        self._next_look = 0.0
-        self.refresh()
-        self._bar.stop()
+        with contextlib.suppress(OSError):  # the terminal may be closed by now
+            self.close()
+            self._next_look = 0.0
+            self.refresh()
+            self._bar.stop()
 
     def line(self, device: str, stream: str, text: bytes, *, lead: bool) -> None:
         """Print a line above the bar."""

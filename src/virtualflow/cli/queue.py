@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
 from virtualflow.cli.options import Emulate, Include, TimeScale, tell_left_out
+from virtualflow.cli.screen import screen
 from virtualflow.core import emulation, profile
 from virtualflow.errors import ConfigError
 from virtualflow.runtime.client import Client
@@ -86,10 +86,10 @@ def queue(
     if as_json:
         print(json.dumps(client.get("/api/jobs"), indent=2))
     elif not watch:
-        Console(width=max(Console().width, WIDTH)).print(_table(client.get("/api/jobs")))
+        screen(width=max(screen().width, WIDTH)).print(_table(client.get("/api/jobs")))
     else:
         try:
-            with Live(_table(client.get("/api/jobs")), refresh_per_second=4, screen=False) as live:
+            with Live(_table(client.get("/api/jobs")), console=screen(), refresh_per_second=4) as live:
                 while True:
                     time.sleep(0.5)
                     live.update(_table(client.get("/api/jobs")))
@@ -109,14 +109,14 @@ def describe(job: JobArgument, as_json: AsJson = False) -> None:
             table.add_row(key.replace("_", " "), _told(value))
     for device, nodes in facts["mapping"].items():
         table.add_row(f"on {device}", "virtual nodes " + " ".join(map(str, nodes)))
-    console = Console(highlight=False)
+    console = screen(highlight=False)
     console.print(table)
     for event in facts["events"][-10:]:
         pause = f"; stood still for {event['total_pause_ms']:.0f} ms" if event["pause_ms"] is not None else ""
         when = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-        console.print(f"{when}  step {event['step']}  {event['text']}{pause}", markup=False)
+        console.print(f"{when}  step {event['step']}  {event['text']}{pause}")
     if facts["failure"]:
-        console.print(f"\n{facts['failure']}", markup=False)
+        console.print(f"\n{facts['failure']}")
 
 
 def priority(
@@ -159,7 +159,7 @@ def devices(
     for each in listed:
         job = "(taken out)" if each["lost"] else each["job"] or "(idle)"
         table.add_row(each["name"], each["type"], str(each["machine"]), job)
-    Console().print(table)
+    screen().print(table)
 
 
 def _emulated(workload: str, scale: float) -> dict[str, dict[str, Any]]:

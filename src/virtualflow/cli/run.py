@@ -7,12 +7,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from virtualflow.cli.dashboard import of_one_job
 from virtualflow.cli.options import (
@@ -35,6 +34,8 @@ from virtualflow.cli.options import (
     workload_for,
 )
 from virtualflow.cli.progress import Progress
+from virtualflow.cli.resuming import how_to_go_on, where_it_goes_on
+from virtualflow.cli.screen import screen
 from virtualflow.core import plan as plans
 from virtualflow.core import profile
 from virtualflow.core.devices import Pool, type_of
@@ -170,13 +171,18 @@ def run(
         raise LaunchError("--dashboard needs the job in the foreground; `vf cluster up` has a page that stays")
     token = launch.prepare(folder, checkpoint)
     print(f"job {folder.path.name}", flush=True)
+    if resume is not None:
+        print(where_it_goes_on(folder, checkpoint), file=sys.stderr, flush=True)
     if detach:
         _detach(folder, token)
         return
     show = (sys.stdout.isatty() if progress is None else progress) and not all_output
     with of_one_job(folder) if dashboard else nullcontext():
         outcome = _in_the_foreground(folder, token, all_output=all_output, show=show)
-    _explain_failure(outcome)
+    with suppress(OSError):  # the terminal may be closed by now
+        _explain_failure(outcome)
+        if outcome.was_interrupted:
+            print(f"\ninterrupted: all workers have ended. {how_to_go_on(folder)}.", file=sys.stderr, flush=True)
     if audit and outcome.code == 0:
         print("audit: no hidden state found", file=sys.stderr)
     raise typer.Exit(outcome.code)
@@ -186,12 +192,8 @@ def _in_the_foreground(folder: JobFolder, token: str, *, all_output: bool, show:
     with ExitStack() as owned:
         if show:
             bar = owned.enter_context(Progress(folder.path / STREAM))
-            outcome = run_job(folder, bar, bar.refresh, token=token)
-        else:
-            outcome = run_job(folder, AllOutput() if all_output else LeadOutput(), token=token)
-    if outcome.code > 128 and outcome.failure is None:
-        print("\ninterrupted: all workers have ended", file=sys.stderr)
-    return outcome
+            return run_job(folder, bar, bar.refresh, token=token)
+        return run_job(folder, AllOutput() if all_output else LeadOutput(), token=token)
 
 
 def _detach(folder: JobFolder, token: str) -> None:
@@ -253,10 +255,10 @@ def _existing(script: Path | None) -> Path:
 def _explain_failure(outcome: Outcome) -> None:
     if outcome.failure is None or not outcome.failure.text:
         return
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = screen(stderr=True, highlight=False, soft_wrap=True)
     if outcome.failure.device:
-        console.print(f"[bold red]failed on device {outcome.failure.device}:[/]")
-    console.print(outcome.failure.text.rstrip(), markup=False)
+        console.print(f"failed on device {outcome.failure.device}:", style="bold red")
+    console.print(outcome.failure.text.rstrip())
 
 
 def _backend(text: str) -> str:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from virtualflow.cli.files import check_folder, writing
+from virtualflow.cli.screen import screen
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.table import GAVEL, GAVEL_ROUND_SECONDS
@@ -81,6 +82,7 @@ def simulate(
     Example: vf simulate trace.json --devices V100:8 --policy wfs --policy priority -o report/
     """
     if output is not None:
+        check_folder(output)
         charts.new_figure(1, 1)  # say at once if there will be no pictures
     speeds: Throughput = paper_speeds(even=costs_name == costs.PAPER.name)  # its whole system, not half of it
     if table is not None:
@@ -96,10 +98,11 @@ def simulate(
     comparison = _compare(loaded, names, setting, seeds, quiet=as_json)
     if output is not None:
         title = f"{loaded.source}: {', '.join(names)}"
-        page = report.write(comparison, setting, title, output)
-        dashboard = output / "dashboard.html"
-        dashboard.write_text(standalone(dashboard_report.of(comparison, pools, loaded.source)), encoding="utf-8")
-        Console(stderr=True).print(f"wrote {page} and {dashboard}", highlight=False, soft_wrap=True)
+        with writing(output):
+            page = report.write(comparison, setting, title, output)
+            dashboard = output / "dashboard.html"
+            dashboard.write_text(standalone(dashboard_report.of(comparison, pools, loaded.source)), encoding="utf-8")
+        screen(stderr=True).print(f"wrote {page} and {dashboard}", highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps(_as_json(comparison)))
     else:
@@ -109,7 +112,7 @@ def simulate(
 def _compare(loaded: Trace, names: list[str], setting: Setting, seeds: int, *, quiet: bool) -> Comparison:
     """With a bar that counts jobs, over all policies and seeds."""
     every = max(1, len(loaded.jobs) // 100)
-    console = Console(stderr=True)
+    console = screen(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("simulating", total=len(loaded.jobs) * len(names) * seeds)
 
@@ -129,5 +132,5 @@ def _print(comparison: Comparison) -> None:
     for name, found in comparison.policies.items():
         table.add_row(name, *(show(found.intervals) for _, show in compare.COLUMNS))
     # Wide, whatever the terminal says: a table in a log must not be cut.
-    console = Console()
-    console.print(table) if console.is_terminal else Console(width=150).print(table)
+    console = screen()
+    console.print(table) if console.is_terminal else screen(width=150).print(table)

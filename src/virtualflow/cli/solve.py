@@ -11,12 +11,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.options import Profiles, workload_of
+from virtualflow.cli.screen import screen
 from virtualflow.core import plan as plans
 from virtualflow.core.alternatives import alternatives, even, subsets
 from virtualflow.core.devices import Pool, parse_pools
-from virtualflow.core.profile import Workload
+from virtualflow.core.profile import MEMORY, Profile, Workload
 from virtualflow.core.shares import Plan, Share
 from virtualflow.core.solver import on_one_machine, predict, solve_fixed, solve_free
 from virtualflow.errors import ConfigError, SolverError
@@ -57,6 +60,8 @@ def solve(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find how many virtual nodes each device should run, of which size, and how long a step will take."""
+    if output is not None:
+        check_file(output)
     known, pools = workload_of(workload, profiles), parse_pools(devices)
     if not known.communication.by_machines:  # never measured between machines: all count as on one
         known, pools = on_one_machine(known, pools)
@@ -67,12 +72,13 @@ def solve(
         others = alternatives(best, _others(known, pools, batch_size, virtual_nodes, best))
     report = plans.to_json(best, known.name, others)
     if output is not None:
-        output.write_text(json.dumps(report, indent=2) + "\n")
+        with writing(output):
+            output.write_text(json.dumps(report, indent=2) + "\n")
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    console = Console(highlight=False)
-    _show(console, "plan", best)
+    console = screen(highlight=False)
+    _show(console, "plan", best, known)
     alone = [plan for plan, _ in others if len(plan.types) == 1]
     if alone and len(best.types) > 1:
         faster = alone[0].step_seconds / best.step_seconds - 1
@@ -81,11 +87,13 @@ def solve(
         )
     elif len(pools) > 1 and len(best.types) == 1 and evaluate is None:
         console.print(f"no mix of types is faster than {best.types[0]} alone")
-    if best.guessed:
-        console.print(f"[yellow]not measured at this node size, but extrapolated:[/] {', '.join(best.guessed)}")
+    for share in best.shares:
+        profile = known.profile(share.device_type)
+        if not profile.is_measured(share.node_size):
+            _print_guess(console, share, profile)
     if explain:
         for plan, why in others:
-            _show(console, f"loses: {why}", plan)
+            _show(console, f"loses: {why}", plan, known)
 
 
 def _best(workload: Workload, pools: Sequence[Pool], batch_size: int, virtual_nodes: int | None) -> Plan:
@@ -109,7 +117,7 @@ def _others(
         except SolverError:
             continue  # these alone can't
     if len(pools) > 1 and len({share.node_size for share in best.shares}) == 1:
-        fits = [pool for pool in pools if workload.profile(pool.device_type).largest >= best.shares[0].node_size]
+        fits = [p for p in pools if workload.profile(p.device_type).may_hold(best.shares[0].node_size)]
         if best.virtual_nodes >= sum(pool.count for pool in fits):
             found.append(predict(workload, fits, even(best, fits)))
     return found
@@ -132,11 +140,21 @@ def _by_hand(workload: Workload, pools: Sequence[Pool], text: str, batch_size: i
     return plan
 
 
-def _show(console: Console, title: str, plan: Plan) -> None:
-    table = Table("type", "devices", "virtual nodes each", "node size", "examples", title=title, title_justify="left")
+def _print_guess(console: Console, share: Share, profile: Profile) -> None:
+    beyond = share.node_size > profile.largest
+    unknown = f", only up to {profile.largest}; whether it fits into memory is not known" if beyond else ""
+    text = f"{share.device_type}: node size {share.node_size} was not measured, its time is extrapolated{unknown}"
+    console.print(text, style="yellow", soft_wrap=True)
+
+
+def _show(console: Console, title: str, plan: Plan, workload: Workload) -> None:
+    columns = ("type", "devices", "virtual nodes each", "node size", "examples", "largest node size")
+    table = Table(*columns, title=Text(title, style="italic"), title_justify="left")
     for share in plan.shares:
+        profile = workload.profile(share.device_type)
+        known = "fits" if profile.ended_by == MEMORY else "measured"
         cells = (share.device_type, share.count, share.virtual_nodes, share.node_size, share.examples)
-        table.add_row(*(str(cell) for cell in cells))
+        table.add_row(*(str(cell) for cell in (*cells, f"{profile.largest} ({known})")))
     console.print(table)
     console.print(
         f"{plan.step_seconds:.4g} s a step ({plan.compute_seconds:.4g} computing, {plan.communication_seconds:.4g} "

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from virtualflow.cli.files import check_folder
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, Evaluated, Event, Regrouped, StepDone, Tail
 from virtualflow.runtime.folder import JobFolder
@@ -26,6 +27,7 @@ def tensorboard(
     except ImportError as error:
         raise LaunchError("this needs tensorboardX: pip install 'virtualflow[tensorboard]'") from error
     folder = JobFolder.of(job)
+    check_folder(output)
     tail = Tail(folder.path / STREAM)
     with SummaryWriter(str(output / job)) as writer:
         try:

@@ -9,12 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.jobs import JobArgument
 from virtualflow.errors import EventStreamError, LaunchError
 from virtualflow.events import STREAM, Regrouped, RunStarted, StepDone, read_timed_events
 from virtualflow.runtime.folder import JobFolder
 
 WINDOW = 20  # steps over which the throughput is averaged
+
+Timed = tuple[float, Any]  # when an event was written, and the event
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,38 +35,55 @@ def timeline(
 ) -> None:
     """Draw which devices ran a job when, how many virtual nodes each, and the throughput."""
     path = JobFolder.of(job).path / STREAM
+    check_file(output)
     try:
         events = list(read_timed_events(path))
     except EventStreamError:
         raise LaunchError(f"job {job} has not told anything yet; try again when it trains") from None
-    _draw(_periods(events), _throughput(events), _changes(events), job, output)
+    runs = _runs(events)
+    periods = [period for run in runs for period in _periods(run)]
+    _draw(periods, [_throughput(run) for run in runs], _changes(events), job, output)
     print(f"wrote {output}")
 
 
-def _periods(events: list[tuple[float, Any]]) -> list[Period]:
-    marks = [(time, event.mapping) for time, event in events if isinstance(event, RunStarted | Regrouped)]
-    if not marks:
+def _runs(events: list[Timed]) -> list[list[Timed]]:
+    """The events of each run of the job: it may have been stopped and resumed, and between two runs it did nothing."""
+    runs: list[list[Timed]] = []
+    for time, event in events:
+        if isinstance(event, RunStarted):
+            runs.append([])
+        if runs:
+            runs[-1].append((time, event))
+    if not runs:
         raise LaunchError("the job has not told of a Trainer yet; try again when it trains")
-    ends = [time for time, _ in marks[1:]] + [events[-1][0]]
+    return runs
+
+
+def _periods(run: list[Timed]) -> list[Period]:
+    marks = [(time, event.mapping) for time, event in run if isinstance(event, RunStarted | Regrouped)]
+    ends = [time for time, _ in marks[1:]] + [run[-1][0]]
     return [Period(time, end, dict(Counter(mapping))) for (time, mapping), end in zip(marks, ends, strict=True)]
 
 
-def _throughput(events: list[tuple[float, Any]]) -> list[tuple[float, float]]:
-    steps = [(time, event.examples) for time, event in events if isinstance(event, StepDone)]
+def _throughput(run: list[Timed]) -> list[tuple[float, float]]:
+    """Examples a second, over a window of steps that ends at a time; a run that is shorter is a window itself."""
+    steps = [(time, event.examples) for time, event in run if isinstance(event, StepDone)]
+    window = min(WINDOW, len(steps) - 1)
     points = []
-    for first, last in zip(steps, steps[WINDOW:], strict=False):
-        if last[0] > first[0]:
-            points.append((last[0], WINDOW * last[1] / (last[0] - first[0])))
+    for first, last in zip(range(len(steps)), range(window, len(steps)), strict=False):
+        seconds = steps[last][0] - steps[first][0]
+        if seconds > 0:
+            points.append((steps[last][0], sum(examples for _, examples in steps[first + 1 : last + 1]) / seconds))
     return points
 
 
-def _changes(events: list[tuple[float, Any]]) -> list[tuple[float, Regrouped]]:
+def _changes(events: list[Timed]) -> list[tuple[float, Regrouped]]:
     return [(time, event) for time, event in events if isinstance(event, Regrouped)]
 
 
 def _draw(
     periods: list[Period],
-    throughput: list[tuple[float, float]],
+    throughputs: list[list[tuple[float, float]]],
     changes: list[tuple[float, Regrouped]],
     job: str,
     output: Path,
@@ -90,13 +110,14 @@ def _draw(
                      rotation=30, annotation_clip=False)  # fmt: skip
     top.set_yticks(range(len(devices)), [f"device {device}" for device in devices])
     top.set_title(f"job {job}: virtual nodes on each device", loc="left", pad=38 if changes else 8)
-    if throughput:
+    for throughput in throughputs:
         bottom.plot([time - zero for time, _ in throughput], [speed for _, speed in throughput], color="tab:blue")
     bottom.set_ylabel("examples/s")
     bottom.set_xlabel("seconds")
     bottom.set_ylim(bottom=0)
     figure.tight_layout()
-    figure.savefig(output, dpi=120)
+    with writing(output):
+        figure.savefig(output, dpi=120)
     plt.close(figure)
 
 
@@ -105,7 +126,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise LaunchError("a picture needs matplotlib: pip install matplotlib") from None
+        raise LaunchError("a picture needs matplotlib: pip install 'virtualflow[plot]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

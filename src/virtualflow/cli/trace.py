@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from virtualflow.cli.files import check_file, writing
 from virtualflow.sim import importers
 from virtualflow.sim.generate import MIXES, Recipe
 from virtualflow.sim.generate import generate as make
@@ -28,6 +29,7 @@ def generate(
     output: Output = Path("trace.json"),
 ) -> None:
     """Draw a random trace: Poisson arrivals, the paper's workload table, priorities 1, 5 and 10."""
+    check_file(output)
     _write(make(Recipe(jobs, rate, mix, seed, most_devices)), output)
 
 
@@ -37,11 +39,13 @@ def import_(
     output: Output = Path("trace.json"),
 ) -> None:
     """Read the paper's, Gavel's, Philly's, Pollux' or Tiresias' trace. (`vf simulate` reads them directly too.)"""
+    check_file(output)
     _write(importers.read(file), output)
 
 
 def _write(made: Trace, output: Path) -> None:
-    write(made, output)
+    with writing(output):
+        write(made, output)
     span = made.jobs[-1].arrival_seconds - made.jobs[0].arrival_seconds
     demand = max(job.demand for job in made.jobs)
     print(f"wrote {output}: {len(made.jobs)} jobs over {span / 3600:.1f} h, demands up to {demand}")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from virtualflow.cli.screen import screen
 from virtualflow.core.certificate import Certificate, Verdict, compare_all
 from virtualflow.core.membership import home
 from virtualflow.errors import EventStreamError
@@ -50,8 +50,8 @@ def _streams(run: str) -> list[Path]:
 
 
 def _print(verdict: Verdict) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold {'green' if verdict.equal else 'red'}]{verdict.summary}")
+    console = screen(highlight=False, soft_wrap=True)
+    console.print(verdict.summary, style="bold green" if verdict.equal else "bold red")
     for fact in verdict.facts:
         console.print(f"  the runs' facts differ: {fact}")
     if verdict.facts and not verdict.equal:

@@ -79,7 +79,7 @@ class Profiled:
         if job.workload == LINEAR:
             return True
         profile = self._workload(job).profiles.get(device_type)
-        return profile is not None and profile.largest >= job.node_size
+        return profile is not None and profile.may_hold(job.node_size)
 
     def slowdown(self, job: Job, beside: Sequence[Job], device_type: str) -> float:
         return 1 / (1 + len(beside))  # nothing measured: they take turns

@@ -32,7 +32,7 @@ class Speeds:
     def fits(self, device: DeviceId, node_size: int) -> bool:
         """Whether the device's memory holds a node of that size, as far as is known."""
         profile = self._profiles.get(type_of(device))
-        return profile is None or node_size <= profile.largest
+        return profile is None or profile.may_hold(node_size)
 
     def learn(self, device: DeviceId, node_sizes: Sequence[int], seconds: float) -> None:
         """A device took *seconds* for virtual nodes of these sizes."""

@@ -72,13 +72,34 @@ def read_file(path: Path) -> dict[str, Any]:
         contents = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the device file {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of TOML, or of text at all
         raise ConfigError(f"the device file {path} is not TOML: {error}") from error
     if unknown := set(contents) - {"time_scale", "device", "slower"}:
         raise ConfigError(
             f"the device file {path} has {', '.join(sorted(unknown))}; expected time_scale, [device.NAME], [[slower]]"
         )
+    _check_values(path, contents)
     return contents
+
+
+def _check_values(path: Path, contents: Mapping[str, Any]) -> None:
+    device, slower = contents.get("device", {}), contents.get("slower", [])
+    if not _is_number(contents.get("time_scale", 1.0)):
+        raise ConfigError(f"the device file {path}: time_scale must be a number, such as 0.05")
+    if not isinstance(device, dict) or not all(isinstance(entry, dict) for entry in device.values()):
+        raise ConfigError(f"the device file {path}: a device type is a table, such as [device.V100]")
+    if not isinstance(slower, list) or not all(
+        isinstance(entry, dict) and _is_number(entry.get("from_step")) and _is_number(entry.get("factor"))
+        for entry in slower
+    ):
+        raise ConfigError(
+            f"the device file {path}: each [[slower]] needs device, from_step and factor, such as "
+            'device = "old:1", from_step = 40, factor = 3.0'
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def slowed(devices: Sequence[str], by_type: Mapping[str, Emulated], file: Mapping[str, Any]) -> dict[str, Emulated]:
@@ -98,9 +119,9 @@ def _from_entry(device_type: str, entry: Mapping[str, Any], scale: float) -> Emu
     if "speed" in entry:
         return Emulated(speed=_speed(str(entry["speed"]), device_type))
     if "profile" in entry:
-        return _from_profile(profiles.read(Path(entry["profile"])).profile(device_type), scale)
+        return _from_profile(profiles.read(Path(str(entry["profile"]))).profile(device_type), scale)
     if "workload" in entry:
-        return _from_profile(profiles.built_in(entry["workload"]).profile(device_type), scale)
+        return _from_profile(profiles.built_in(str(entry["workload"])).profile(device_type), scale)
     raise ConfigError(f'[device.{device_type}] needs speed = 0.25, workload = "resnet50" or profile = "FILE"')
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
@@ -14,18 +15,29 @@ from typing import Any
 from virtualflow.errors import ProfileError
 
 FORMAT, VERSION = "virtualflow profile", 1
+MEMORY, TIME, LARGEST, PACE = "memory", "time", "largest", "pace"  # what ends a profile
+BEYOND = {
+    MEMORY: "larger ones do not fit into its memory",
+    TIME: "not measured beyond, for want of time; more --minutes give more",
+    LARGEST: "not measured beyond; a larger --largest gives more",
+    PACE: "not measured beyond: this machine is too slow to stand for such a device there",
+}
 BUILT_IN = ("resnet50", "resnet56", "bert-base", "transformer")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One virtual node of *node_size* examples takes *seconds*, most likely between *low* and *high*."""
+    """One virtual node of *node_size* examples takes *seconds*, most likely between *low* and *high*.
+
+    *loading_seconds* is what loading its examples takes; it is a part of *seconds* only where nothing is fetched ahead.
+    """
 
     node_size: int
     seconds: float
     low: float | None = None
     high: float | None = None
     peak_bytes: int | None = None
+    loading_seconds: float | None = None
 
     @property
     def examples_per_second(self) -> float:
@@ -37,21 +49,41 @@ class Profile:
     """One workload on one device type."""
 
     device_type: str
-    points: tuple[Point, ...]  # by node size; the last one is the largest that fits into memory
+    points: tuple[Point, ...]  # by node size
     update_seconds: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    ended_by: str = MEMORY  # why there is no larger point: only memory is a limit
+    void: str = ""  # why its figures must not be used
 
     def __post_init__(self) -> None:
         sizes = [point.node_size for point in self.points]
-        if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1 or any(p.seconds <= 0 for p in self.points):
+        if (
+            not sizes
+            or sizes != sorted(set(sizes))
+            or sizes[0] < 1
+            or not all(0 < p.seconds < math.inf for p in self.points)
+        ):
             raise ProfileError(
                 f"the profile of {self.device_type} is not one: it needs points of growing node size, each with a time"
+            )
+        if not 0 <= self.update_seconds < math.inf:
+            raise ProfileError(
+                f"the profile of {self.device_type} is not one: its update takes {self.update_seconds} seconds"
+            )
+        if self.ended_by not in BEYOND:
+            raise ProfileError(
+                f"the profile of {self.device_type} is not one: it was ended by {self.ended_by!r}, which is none of "
+                f"{', '.join(BEYOND)}"
             )
 
     @property
     def largest(self) -> int:
         return self.points[-1].node_size
+
+    def may_hold(self, node_size: int) -> bool:
+        """Whether a virtual node of that size fits, as far as is known: what was not measured may."""
+        return node_size <= self.largest or self.ended_by != MEMORY
 
     def is_measured(self, node_size: int) -> bool:
         return any(point.node_size == node_size for point in self.points)
@@ -82,6 +114,11 @@ class Communication:
     by_devices: tuple[tuple[int, float], ...] = ()
     by_machines: tuple[tuple[int, float], ...] = ()
 
+    def __post_init__(self) -> None:
+        for count, seconds in (*self.by_devices, *self.by_machines):
+            if not 0 <= seconds < math.inf:
+                raise ProfileError(f"communication between {count} can't take {seconds} seconds")
+
     def seconds(self, devices: int, machines: int) -> float:
         """With at most so many *devices* on each of so many *machines*."""
         return _on_line(self.by_devices, devices) + _on_line(self.by_machines, machines)
@@ -102,7 +139,13 @@ class Workload:
                 f"there is no profile of {self.name} on device type {device_type}; known types: {known}. Make one with "
                 f"`vf profile SCRIPT --device-type {device_type}` on a machine that has such a device."
             )
-        return self.profiles[device_type]
+        found = self.profiles[device_type]
+        if found.void:
+            raise ProfileError(
+                f"the profile of {self.name} on device type {device_type} is void: {found.void}. Make it again with "
+                f"`vf profile SCRIPT --device-type {device_type}`."
+            )
+        return found
 
 
 def _on_line(points: Sequence[tuple[int, float]], count: int) -> float:
@@ -145,7 +188,7 @@ def from_json(contents: Any, where: str) -> Workload:
         profiles = {}
         for entry in contents["profiles"]:
             points = tuple(Point(**point) for point in entry["points"])
-            profiles[entry["device_type"]] = Profile(**{**entry, "points": points})
+            profiles[entry["device_type"]] = Profile(**{**_told_by_facts(entry), **entry, "points": points})
         costs = contents["communication"]
         communication = Communication(
             *(
@@ -158,6 +201,16 @@ def from_json(contents: Any, where: str) -> Workload:
         raise ProfileError(
             f"{where} is damaged ({type(error).__name__}: {error}). Make it again with `vf profile`."
         ) from error
+
+
+def _told_by_facts(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Why a profile ended, and whether it is void, where only its facts say so."""
+    facts, told = entry.get("facts", {}), {}
+    if not facts.get("memory_was_full", True):
+        told["ended_by"] = TIME
+    if overran := facts.get("overran_waves"):
+        told["void"] = f"{overran} waves took longer than on the device that they emulate"
+    return told
 
 
 def read(path: Path) -> Workload:

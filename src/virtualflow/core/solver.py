@@ -42,6 +42,11 @@ def predict(workload: Workload, pools: Sequence[Pool], shares: Sequence[Share]) 
     slowest, guessed = 0.0, []
     for share in shares:
         profile = workload.profile(share.device_type)
+        if not profile.may_hold(share.node_size):
+            raise SolverError(
+                f"the plan puts virtual nodes of {share.node_size} examples on {share.device_type}, whose memory holds "
+                f"at most {profile.largest}"
+            )
         slowest = max(slowest, share.virtual_nodes * profile.seconds(share.node_size) + profile.update_seconds)
         if not profile.is_measured(share.node_size):
             guessed.append(share.device_type)
@@ -111,8 +116,8 @@ class Ties:
 
 def _kind(workload: Workload, pool: Pool, node_size: int) -> Kind | None:
     profile = workload.profile(pool.device_type)
-    if node_size > profile.largest:
-        return None  # beyond its memory
+    if not profile.may_hold(node_size):
+        return None
     alike = tuple((size, len(list(group))) for size, group in itertools.groupby(pool.machines))
     return Kind(pool, node_size, profile.seconds(node_size), profile.update_seconds, alike)
 

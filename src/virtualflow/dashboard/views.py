@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from virtualflow import __version__
@@ -187,19 +188,14 @@ class JobSource:
         return {"mode": "job", "cluster": cluster | {"version": __version__}, "jobs": [view], "devices": devices}
 
     def history(self) -> View:
-        self._watch.read()
-        begin, devices = self._begun, list(self._folder.spec().devices)
-        segments: list[tuple[float, float | None, list[str]]] = []
-        for at, held in self._watch.shapes:
-            segments.append((begin, at, devices))
-            begin, devices = at, list(held)
-        ended = time.time() if self._folder.read_state()["state"] in ENDED else None
-        segments.append((begin, ended, devices))
         name = self._view()["name"]
+        ended = self._folder.read_state()["state"] in ENDED
         return {
             "segments": [
-                {"job": self._id, "name": name, "devices": held, "types": _types(held), "begin": b, "end": e}
-                for b, e, held in segments
+                {"job": self._id, "name": name, "devices": held, "types": _types(held), "begin": begin, "end": end}
+                for begin, end, held in held_over_time(
+                    self._watch, self._begun, self._folder.spec().devices, ended=ended
+                )
             ]
         }
 
@@ -273,6 +269,26 @@ class JobSource:
             "started": self._begun,
             "ended": None,
         }
+
+
+def held_over_time(
+    watch: Watch, begun: float, devices: Sequence[str], *, ended: bool
+) -> Iterator[tuple[float, float | None, list[str]]]:
+    """Stretches of time in which a job had the same devices: none while it was stopped.
+
+    Its present run has begun at *begun*, and has had *devices* since before its script said so.
+    """
+    before = [(at, held) for at, held in watch.shapes if at < begun]
+    since = [(begun, tuple(devices)), *((at, held) for at, held in watch.shapes if at >= begun)]
+    if before and before[-1][1]:  # of the present run nothing was heard yet
+        last = watch.last_time if watch.last_time is not None and watch.last_time < begun else begun
+        before.append((last, ()))
+    marks = [*before, *since]
+    marks = [mark for place, mark in enumerate(marks) if place == 0 or mark[1] != marks[place - 1][1]]
+    ends = [*(at for at, _ in marks[1:]), max(begun, watch.last_time or begun) if ended else None]
+    for (begin, held), end in zip(marks, ends, strict=True):
+        if held:
+            yield begin, end, list(held)
 
 
 _ONE_JOB = "this is the dashboard of one job: there is no manager that could do that. `vf cluster up` starts one."

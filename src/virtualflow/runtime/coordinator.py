@@ -29,6 +29,8 @@ from virtualflow.runtime.wire import Wire, generation_to_json
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
 TICK_SECONDS = 0.1
+NOTICES = {signal.SIGINT: "\nstopping with a checkpoint; Ctrl-C again stops at once"}
+NOTICE = "told to end: stopping with a checkpoint"
 LATE_STOP = "the workers did not reach a step boundary in time, so the job was stopped without a new checkpoint\n"
 
 
@@ -38,6 +40,7 @@ class Outcome:
 
     code: int
     failure: Failure | None = None
+    was_interrupted: bool = False  # by a signal, whose exit code it has then
 
 
 class Coordinator:
@@ -63,7 +66,8 @@ class Coordinator:
         self._results: list[Any] = []  # of the calls that the job has made before its first epoch
         self._outcome: Outcome | None = None
         self._store_port = 0
-        self._stopping = self._told_to_go = self._asked_to_stop = False
+        self._stopping = self._asked_to_stop = False
+        self._notice = ""  # what to say when the loop finds that a signal has come
         self._preempted: set[str] = set()  # devices whose workers were told to go, by nobody here
         self._stop_before = math.inf
         self._told = ""
@@ -89,8 +93,7 @@ class Coordinator:
                 self._carry_out(self.roster.tick(time.monotonic()))
                 if self._exchanges and self.roster.is_settled and not self._stopping:
                     self.move(self._exchanges.pop(0))
-                if self._told_to_go and not self._stopping:
-                    self.stop(checkpoint=True)
+                self._heed_notice()
                 if time.monotonic() > self._stop_before:
                     self._end(Outcome(1, Failure("", "late", LATE_STOP, consequence=False)))
                 self._write_state()
@@ -256,9 +259,29 @@ class Coordinator:
             except OSError:
                 pass  # a full disk ends no job; it is tried again
 
-    def notice(self) -> None:
-        """Stop with a checkpoint, soon: this is for signal handlers, which may come in the middle of anything."""
-        self._told_to_go = True
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the job has ended because that was wanted, not by itself."""
+        failure = self._outcome.failure if self._outcome is not None else None
+        return self._stopping and (failure is None or failure.kind == "late")
+
+    def notice(self, signal_number: int) -> bool:
+        """Stop with a checkpoint, soon; return whether there is something to save.
+
+        This is for signal handlers, which may come in the middle of anything.
+        """
+        if self._outcome is None and (self.roster.mapping is None or self._job.profiling is not None):
+            return False
+        self._notice = NOTICES.get(signal.Signals(signal_number), NOTICE)
+        return True
+
+    def _heed_notice(self) -> None:
+        if not self._notice or self._outcome is not None:
+            return
+        self._say(self._notice)
+        self._notice = ""
+        if not self._stopping:
+            self.stop(checkpoint=True)
 
     def stop(self, *, checkpoint: bool) -> None:
         """End the job, with a checkpoint to go on from if one is wanted."""

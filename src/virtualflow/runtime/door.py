@@ -38,9 +38,10 @@ def read_token(path: Path, *, create: bool) -> bytes:
                 file.write(secrets.token_hex(32) + "\n")
         token = path.read_text().strip().encode()
     except OSError as error:
-        raise LaunchError(
-            f"cannot read the token file {path}: {error.strerror}. Copy it from the job's machine."
-        ) from error
+        advice = "Name a file in a folder of yours." if create else "Copy it from the job's machine."
+        raise LaunchError(f"cannot read the token file {path}: {error.strerror}. {advice}") from error
+    except UnicodeDecodeError as error:
+        raise LaunchError(f"the token file {path} is not text. Name the file that `vf run --listen` made.") from error
     if len(token) < 16:
         raise LaunchError(f"the token in {path} is shorter than 16 characters; that can be guessed")
     return token

@@ -122,7 +122,7 @@ class JobFolder:
         if state["state"] not in AT_REST and not running and time.time() - state.get("launched", 0) > LAUNCH_SECONDS:
             state |= {
                 "state": "FAILED",
-                "reason": "its coordinator is gone; `vf run --resume` goes on from its checkpoint",
+                "reason": "its coordinator is gone",
             }
         elif state["state"] == "FAILED" and (told := self.failure.read_text() if self.failure.exists() else ""):
             state["reason"] = told.strip().splitlines()[-1]

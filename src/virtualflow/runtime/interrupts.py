@@ -1,4 +1,4 @@
-"""Ctrl-C and friends, as an exception that unwinds every ``with`` block once."""
+"""Ctrl-C and friends: a notice first, then an exception that unwinds every ``with`` block once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """What to do when a signal comes. A SIGTERM is a notice first, if somebody wants to hear it."""
+    """What to do when a signal comes: the first one is a notice, if somebody heeds it, and the next one is not."""
 
     def __init__(self) -> None:
-        self.on_notice: Callable[[], None] | None = None
+        self.on_notice: Callable[[int], bool] | None = None  # told the signal; returns whether it is heeded
+        self.noticed: int | None = None  # the signal that was heeded
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGTERM and self.on_notice is not None:
-            notice, self.on_notice = self.on_notice, None
-            notice()
+        if self.noticed is None and self.on_notice is not None and self.on_notice(number):
+            self.noticed = number
             return
+        if self.noticed is not None and number == signal.SIGHUP:
+            return  # the kernel and the shell both tell of a closed terminal: that is no hurry
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_IGN)  # nothing may cut the clean-up short
         raise Interrupted(number)
@@ -36,10 +38,11 @@ class Interrupts:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupts]:
-    """Raise Interrupted at the first signal, and ignore further ones."""
+    """Raise Interrupted at the first signal that is no notice, and ignore further ones."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}  # nohup, or `... &`
     interrupts = Interrupts()
-    for number in _SIGNALS:
+    for number in before:
         signal.signal(number, interrupts.handle)
     try:
         yield interrupts

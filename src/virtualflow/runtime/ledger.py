@@ -105,7 +105,7 @@ class Ledger:
             query = "SELECT devices FROM segments WHERE job=? AND end IS NULL"
             if devices and self._connection.execute(query, (job,)).fetchone() == (json.dumps(devices),):
                 return  # as another manager has written before
-            self._connection.execute("UPDATE segments SET end=? WHERE job=? AND end IS NULL", (now, job))
+            self._connection.execute("UPDATE segments SET end=MAX(begin, ?) WHERE job=? AND end IS NULL", (now, job))
             if devices:
                 row = (job, now, None, json.dumps(devices))
                 self._connection.execute("INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?)", row)

@@ -296,8 +296,10 @@ class Manager:
 
     def _ended(self, record: Record, end: End) -> None:
         """The job's coordinator and workers are gone."""
+        seen, heard = self.fleet.state(record.id), self.fleet.watch(record.id).last_time
         self.fleet.forget(record.id)
-        self.books.chart(record.id, (), self._seconds())
+        # One that ended while there was no manager had its devices until it was last heard of.
+        self.books.chart(record.id, (), self._seconds() if seen or heard is None else heard)
         self._estimated_at.pop(record.id, None)
         text = end.text
         if end.how == fleets.CRASHED:  # it goes on from its last checkpoint

@@ -64,7 +64,7 @@ class Member:
 
     @property
     def has_trainer(self) -> bool:
-        return self._trainers > 0
+        return self.peers is not None
 
     @property
     def seen(self) -> int:

@@ -71,7 +71,10 @@ class Logged:
         if lead:
             self._append(LEAD_LOG, data)
         if self._then is not None:
-            self._then.write(device, stream, data, lead=lead)
+            try:
+                self._then.write(device, stream, data, lead=lead)
+            except OSError:
+                self._then = None  # a closed terminal or pipe ends no job, and the log has it all
 
     def close(self) -> None:
         if self._then is not None:

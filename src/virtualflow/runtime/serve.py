@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 from virtualflow.core.membership import home
+from virtualflow.errors import VirtualFlowError
 from virtualflow.runtime import launch
 from virtualflow.runtime.backend import Backend
 from virtualflow.runtime.coordinator import Coordinator, Outcome
@@ -24,7 +26,7 @@ def run_job(
     token: str | None = None,
     backend: Backend | None = None,
 ) -> Outcome:
-    """Run the job of *folder* to its end; a signal ends it and every worker.
+    """Run the job of *folder* to its end; a signal ends it and every worker: with a checkpoint, if it is the first.
 
     With the *token* of a launch, do nothing if that was made before. *backend* is one that is open already.
     """
@@ -37,16 +39,22 @@ def run_job(
             if not due:
                 return Outcome(0)
             interrupts = owned.enter_context(interruptible())
-            workers = backend or owned.enter_context(_backend_of(job, lock))
-            coordinator = Coordinator(job, folder, workers, output, on_tick, checkpoint)
-            interrupts.on_notice = coordinator.notice
-            outcome = coordinator.run()
+            try:
+                workers = backend or owned.enter_context(_backend_of(job, lock))
+                coordinator = Coordinator(job, folder, workers, output, on_tick, checkpoint)
+                interrupts.on_notice = coordinator.notice
+                outcome = coordinator.run()
+            except Interrupted:
+                folder.write_state(folder.read_state() | {"state": "CANCELLED", "workers": []})
+                raise
+            if interrupts.noticed is not None and coordinator.was_stopped:
+                outcome = dataclasses.replace(outcome, code=128 + interrupts.noticed, was_interrupted=True)
             if outcome.failure is not None:
                 quiet = f"the script ended with exit code {outcome.code}; its output says why\n"
                 folder.failure.write_text(outcome.failure.text or quiet)
             return outcome
     except Interrupted as interruption:
-        return Outcome(128 + interruption.signal_number)
+        return Outcome(128 + interruption.signal_number, was_interrupted=True)
     finally:
         output.close()
 
@@ -69,7 +77,10 @@ def _backend_of(job: JobSpec, lock: int) -> AbstractContextManager[Backend]:
 def main() -> None:
     """``python -m virtualflow.runtime.serve JOB TOKEN``"""
     job_id, token = sys.argv[1:]
-    outcome = run_job(JobFolder(home() / "jobs" / job_id), token=token)
+    try:
+        outcome = run_job(JobFolder(home() / "jobs" / job_id), token=token)
+    except VirtualFlowError as error:
+        sys.exit(f"error: {error}")
     if outcome.failure is not None:
         print(outcome.failure.text, file=sys.stderr)
     sys.exit(outcome.code)

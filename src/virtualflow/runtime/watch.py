@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from virtualflow.events import EpochStarted, Evaluated, Event, Loaded, Regrouped, Saved, StepDone, Tail
+from virtualflow.events import EpochStarted, Evaluated, Event, Loaded, Regrouped, RunStarted, Saved, StepDone, Tail
 
 MOST_SAMPLES = 600  # beyond twice that, every other one is dropped
 PACE_STEPS = 20  # over which the present speed is taken
@@ -16,12 +16,12 @@ PACE_STEPS = 20  # over which the present speed is taken
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One step, as charts show it."""
+    """One step, as charts show it; or a gap, after which the job did not run for a while."""
 
     time: float
     step: int
     loss: float | None  # None where it is not finite: JSON has no word for that
-    examples_per_second: float
+    examples_per_second: float | None  # None in a gap
     devices: int
 
 
@@ -39,7 +39,10 @@ class Watch:
     samples: list[Sample] = field(default_factory=list)
     notable: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=200))
     pauses_ms: list[float] = field(default_factory=list)
-    shapes: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)  # the devices from a time on
+    shapes: list[tuple[float, tuple[str, ...]]] = field(
+        default_factory=list
+    )  # the devices from a time on; none: stopped
+    last_time: float | None = None  # of the newest event
     _every: int = 1  # one of so many steps is a sample
     _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
     _tail: Tail = field(init=False)
@@ -51,6 +54,7 @@ class Watch:
         """Take in what was written since the last time."""
         for time, event in self._tail.read():
             self._note(time, event)
+            self.last_time = time
 
     def _note(self, time: float, event: Event) -> None:
         if isinstance(event, StepDone):
@@ -71,8 +75,17 @@ class Watch:
         elif isinstance(event, Loaded):
             self._recent.clear()
             self._tell(time, event.step, f"went on from {Path(event.path).name}")
-        else:
-            self.devices = len(getattr(event, "devices", ())) or self.devices
+        elif isinstance(event, RunStarted):
+            self._note_start(time, event)
+
+    def _note_start(self, time: float, event: RunStarted) -> None:
+        """The job starts, or goes on after it was stopped: since the last that was heard of it, it had no device."""
+        if self.last_time is not None:
+            self.shapes.append((self.last_time, ()))
+            self.samples.append(Sample(self.last_time, self.step, None, None, 0))
+        self.devices = len(event.devices)
+        self._recent.clear()
+        self.shapes.append((time, tuple(event.devices)))
 
     def _note_step(self, time: float, event: StepDone) -> None:
         self.step, self.loss = event.step + 1, event.loss if math.isfinite(event.loss) else None
@@ -83,7 +96,8 @@ class Watch:
         if event.step % self._every == 0:
             self.samples.append(Sample(time, self.step, self.loss, self.examples_per_second, self.devices))
         if len(self.samples) > 2 * MOST_SAMPLES:
-            self.samples = self.samples[::2]
+            kept = enumerate(self.samples)
+            self.samples = [each for place, each in kept if place % 2 == 0 or each.examples_per_second is None]
             self._every *= 2
 
     def _tell(self, time: float, step: int, text: str, pause_ms: dict[str, float] | None = None) -> None:

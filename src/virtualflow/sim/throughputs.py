@@ -18,6 +18,8 @@ def read(path: Path, *, whole_steps_seconds: float | None = None) -> Table:
         contents = json.loads(path.read_text())
         alone = {name.lower(): _alone(rows) for name, rows in contents.items()}
         shared = {name.lower(): _shared(rows) for name, rows in contents.items()}
+        if not contents:
+            raise ValueError("it has no device type")
     except OSError as error:
         raise ConfigError(f"cannot read the table of throughputs {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, SyntaxError) as error:

@@ -173,6 +173,11 @@ class Feed:
         self._footprint: Footprint | None = None
         self._worth = Worth(spare_core=spare_core) if loader_workers is None else None
 
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether shards that were announced are loaded while others are in use."""
+        return self._loader is not None
+
     def announce(self, requests: Iterable[Request]) -> None:
         """Say which shards will be asked for, in order; what was fetched for an earlier announcement is dropped."""
         self._announced = Announced(requests)

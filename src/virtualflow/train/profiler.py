@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from virtualflow.core.membership import Job
-from virtualflow.core.profile import Point
+from virtualflow.core.profile import LARGEST, MEMORY, PACE, TIME, Point
 from virtualflow.core.sharding import GlobalBatch
 from virtualflow.errors import ConfigError, DeviceMemoryError
 from virtualflow.train import certificate
@@ -27,12 +28,16 @@ from virtualflow.train.data import Feed, Request, Shard
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.snapshot import Live
-from virtualflow.train.step import StepRunner
+from virtualflow.train.step import StepResult, StepRunner
 
 RESULT, PROGRESS = "profile.json", "profile.jsonl"
 WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS = 2, 6, 40
 TIGHT = 0.01  # of the estimate: half of the interval that is good enough
 SETTLING_STEPS, COMMUNICATION_STEPS = 5, 40
+TOO_SLOW = (
+    "too many waves took longer here than on the device that they emulate, or were replayed: what would be measured is "
+    "void. Use a smaller model, a larger --time-scale or an idle machine."
+)
 PAUSE_SECONDS = 0.1  # between steps that only wait for others to join
 
 
@@ -52,10 +57,12 @@ def measure(
     for group in live.optimizer.param_groups:
         if "lr" in group:
             group["lr"] = 0 * group["lr"]  # so many steps, with batches of other sizes, must not end in NaN
+    scaled = live.grad_scaler is not None
     if job.profiling["what"] == "node sizes":
-        result = _node_sizes(job, _Stopwatch(runner, pace, feed, examples), virtual_nodes)
+        ready = _Ahead(feed) if feed.fetches_ahead else _Timed(feed)
+        result = _node_sizes(job, _Stopwatch(runner, pace, ready, examples, scaled=scaled), virtual_nodes)
     else:
-        stopwatch = _Stopwatch(runner, pace, _Synthetic(feed), examples)
+        stopwatch = _Stopwatch(runner, pace, _Synthetic(feed), examples, scaled=scaled)
         result = _communication(job, stopwatch, peers, virtual_nodes, settle)
     parameters = list(live.parts.model.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
@@ -64,31 +71,90 @@ def measure(
     raise SystemExit(0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    """One step by the stopwatch: seconds of the whole, of this device's waves, and of loading."""
+
+    step_seconds: float
+    wave_seconds: float
+    loading_seconds: float
+    is_good: bool  # made at the first attempt, and no wave overran
+
+
 class _Stopwatch:
     """Makes steps on any slices of the data."""
 
-    def __init__(self, runner: StepRunner, pace: Pace, feed: Feed, examples: int) -> None:
+    def __init__(self, runner: StepRunner, pace: Pace, feed: _Ready, examples: int, *, scaled: bool) -> None:
         self._runner = runner
         self._pace = pace
         self._feed = feed
         self._examples = examples
-        self.overran = 0
+        self._scaled = scaled  # by a GradScaler, which copes with gradients that are not finite
 
-    def step(self, sizes: tuple[int, ...], number: int) -> tuple[float, float]:
-        """One step with virtual nodes of these sizes: seconds of the whole, and of this device's waves."""
+    def step(self, sizes: tuple[int, ...], number: int) -> _Lap:
+        """One step with virtual nodes of these sizes."""
         order = (np.arange(sum(sizes), dtype=np.int64) + number) % self._examples
-        shards = tuple(np.split(order, np.cumsum(sizes)[:-1]))
+        batch = GlobalBatch(0, number, tuple(np.split(order, np.cumsum(sizes)[:-1])))
+        self._feed.prepare(batch)
         started = time.perf_counter()
-        self._runner.run(GlobalBatch(0, number, shards), number, self._feed)
-        self.overran += self._pace.overran
-        return time.perf_counter() - started, self._pace.wave_seconds
+        result = self._runner.run(batch, number, self._feed)
+        seconds = time.perf_counter() - started
+        self._check(result, sum(sizes))
+        is_good = result.attempts == 1 and not self._pace.overran
+        return _Lap(seconds, self._pace.wave_seconds, self._feed.loading_seconds, is_good)
+
+    def _check(self, result: StepResult, examples: int) -> None:
+        norm = result.gradient_norm if not self._scaled else None
+        if math.isfinite(result.loss) and (norm is None or math.isfinite(norm)):
+            return
+        raise ConfigError(
+            f"a step on {examples} example(s) has the loss {result.loss} and the gradient norm {norm}: numbers that "
+            "are not finite take other times, so what would be measured is void. Mend the model or its data first."
+        )
 
 
-class _Synthetic(Feed):
-    """Loads a virtual node's shard once and hands it out from then on: loading is no part of the steps."""
+class _Ready(Feed):
+    """A feed for the stopwatch, which tells what loading takes."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
+        self.loading_seconds = 0.0  # of the current step
+
+    def prepare(self, batch: GlobalBatch) -> None:
+        """Just before a step with *batch*."""
+        self.loading_seconds = 0.0
+
+    def _load(self, request: Request) -> Shard:
+        started = time.perf_counter()
+        shard = self._feed.take(request)
+        self.loading_seconds += time.perf_counter() - started
+        return shard
+
+
+class _Timed(_Ready):
+    """Loads as the script does where nothing is fetched ahead: in the middle of a wave."""
+
+    def take(self, request: Request) -> Shard:
+        return self._load(request)
+
+
+class _Ahead(_Ready):
+    """Loads before the step, as loader processes do: loading is no part of its waves."""
+
+    def prepare(self, batch: GlobalBatch) -> None:
+        super().prepare(batch)
+        requests = [Request(batch.epoch, batch.step, node, 0, shard) for node, shard in enumerate(batch.shards)]
+        self._loaded = {request.virtual_node: self._load(request) for request in requests if len(request.indices)}
+
+    def take(self, request: Request) -> Shard:
+        return self._loaded[request.virtual_node]
+
+
+class _Synthetic(_Ready):
+    """Loads a virtual node's shard once and hands it out from then on: loading is no part of the steps."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed)
         self._kept: dict[int, Shard] = {}
 
     def take(self, request: Request) -> Shard:
@@ -101,46 +167,60 @@ def _node_sizes(job: Job, stopwatch: _Stopwatch, virtual_nodes: int) -> dict[str
     assert job.profiling is not None
     points: list[Point] = []
     updates: list[float] = []
-    out_of_memory = None
+    out_of_memory, ended_by = None, LARGEST
     deadline = time.monotonic() + job.profiling["seconds"]
     with _limited(job.profiling.get("memory_limit")):
         for size in ladder(job.profiling["largest"]):
             _reset_peak()
             try:
-                point, update = _point(stopwatch, size, virtual_nodes)
+                measured = _point(stopwatch, size, virtual_nodes)
             except DeviceMemoryError as error:
-                out_of_memory = str(error).split(": ", 1)[-1]
+                out_of_memory, ended_by = str(error).split(": ", 1)[-1], MEMORY
                 break
+            if measured is None:
+                ended_by = PACE
+                break
+            point, update = measured
             points.append(point)
             updates.append(update)
             _tell(job, asdict(point))
-            if time.monotonic() + 4 * MOST_STEPS * point.seconds > deadline:
-                break  # the next size would take too long
+            if size < job.profiling["largest"] and time.monotonic() + 4 * MOST_STEPS * point.seconds > deadline:
+                ended_by = TIME  # the next size would take too long
+                break
+    if not points and out_of_memory is None:
+        raise ConfigError(TOO_SLOW)
     if not points:
         raise ConfigError(f"not even one example fits into the memory of this device: {out_of_memory}")
     return {
         "points": [asdict(point) for point in points],
         "update_seconds": statistics.median(updates),
-        "out_of_memory": out_of_memory,
-        "overran_waves": stopwatch.overran,
+        "ended_by": ended_by,
     }
 
 
-def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point, float]:
+def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point, float] | None:
+    """A node size, and the rest of a step; None if too few steps are good to tell."""
     sizes = (size,) + (0,) * (virtual_nodes - 1)
     for number in range(WARM_UP_STEPS):
         stopwatch.step(sizes, number)
+    laps: list[_Lap] = []
     waves: list[float] = []
-    rest: list[float] = []
-    while len(waves) < MOST_STEPS:
-        step, wave = stopwatch.step(sizes, WARM_UP_STEPS + len(waves))
-        waves.append(wave)
-        rest.append(step - wave)
-        low, high = interval(waves)
-        if len(waves) >= FEWEST_STEPS and high - low < 2 * TIGHT * statistics.median(waves):
+    for number in range(MOST_STEPS):
+        lap = stopwatch.step(sizes, WARM_UP_STEPS + number)
+        if lap.is_good:
+            laps.append(lap)
+            waves.append(lap.wave_seconds)
+            low, high = interval(waves)
+            if len(waves) >= FEWEST_STEPS and high - low < 2 * TIGHT * statistics.median(waves):
+                break
+        elif not laps and number >= 2 * FEWEST_STEPS:
             break
+    if len(laps) < FEWEST_STEPS:
+        return None
     low, high = interval(waves)
-    return Point(size, statistics.median(waves), low, high, _peak_bytes()), statistics.median(rest)
+    loading = statistics.median(lap.loading_seconds for lap in laps)
+    rest = statistics.median(lap.step_seconds - lap.wave_seconds for lap in laps)
+    return Point(size, statistics.median(waves), low, high, _peak_bytes(), loading), rest
 
 
 def _communication(
@@ -153,11 +233,11 @@ def _communication(
     assert job.profiling is not None
     membership = peers.membership
 
-    def step() -> float:
+    def step() -> _Lap:
         settle()
         mapping = membership.mapping(virtual_nodes)
         busy = {mapping.nodes_of(device)[0] for device in membership.devices}
-        return stopwatch.step(tuple(int(node in busy) for node in range(virtual_nodes)), 0)[0]
+        return stopwatch.step(tuple(int(node in busy) for node in range(virtual_nodes)), 0)
 
     most, *fewer = job.profiling["counts"]
     deadline = time.monotonic() + job.profiling["seconds"]
@@ -170,9 +250,12 @@ def _communication(
             membership.shrink(count)
         while len(membership.devices) > count:
             step()
-        times = [step() for _ in range(SETTLING_STEPS + COMMUNICATION_STEPS)][SETTLING_STEPS:]
+        laps = [step() for _ in range(SETTLING_STEPS + COMMUNICATION_STEPS)][SETTLING_STEPS:]
+        times = [lap.step_seconds for lap in laps if lap.is_good]
+        if peers.is_lead and len(times) < FEWEST_STEPS:
+            raise ConfigError(TOO_SLOW)
         if len(membership.devices) == count:  # fewer, if some were lost
-            seconds[count] = statistics.median(times)
+            seconds[count] = statistics.median(times or [lap.step_seconds for lap in laps])
             if peers.is_lead:
                 _tell(job, {"devices": count, "step_seconds": seconds[count]})
     return {"devices": devices, "step_seconds": seconds}
