@@ -176,7 +176,7 @@ class Feed:
     @property
     def fetches_ahead(self) -> bool:
         """Whether shards that were announced are loaded while others are in use."""
-        return self._loader is not None
+        return bool(self._loader_workers)
 
     def announce(self, requests: Iterable[Request]) -> None:
         """Say which shards will be asked for, in order; what was fetched for an earlier announcement is dropped."""
