@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,21 @@ def test_clipping_agrees_with_torch(reduction: str) -> None:
     train(trainer, regression(), steps=1)
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_on_mixed_device_types_the_clip_norm_is_the_leads(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vf.seed(0)
+    model = mlp()
+    trainer = make(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), clip_grad_norm=1e-3, reduction=reduction
+    )
+    runner = trainer._runner
+    monkeypatch.setattr(runner, "_settings", replace(runner._settings, mixed=True))
+    monkeypatch.setattr(runner, "_leads", lambda norm, step: 2 * norm)
+    train(trainer, regression(), steps=1)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    assert float(norm) == pytest.approx(0.5e-3, rel=1e-3)
 
 
 def is_static(inputs: list[Any]) -> bool:
