@@ -171,11 +171,15 @@ class Feed:
         self._announced = Announced()
         self._ahead: Ahead | None = None
         self._footprint: Footprint | None = None
-        self._worth = Worth(spare_core=spare_core) if loader_workers is None else None
+        self._automatic = loader_workers is None
+        self._spare_core = spare_core
+        self._worth: Worth | None = None
 
     def announce(self, requests: Iterable[Request]) -> None:
         """Say which shards will be asked for, in order; what was fetched for an earlier announcement is dropped."""
         self._announced = Announced(requests)
+        if self._automatic and self._worth is None:
+            self._worth = Worth(spare_core=self._spare_core)
         if self._ahead is not None:
             self._ahead.announce(self._announced)
         elif self._loader_workers:
@@ -202,10 +206,11 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """End the loader processes: from now on, load in the training thread."""
+        """End the loader processes: what is asked for without another announcement is loaded in the training thread."""
         if self._ahead is not None:
             self._ahead.end()
         self._ahead = self._footprint = self._worth = None
+        self._automatic = False
 
     def _fetched(self, request: Request) -> Shard | None:
         assert self._ahead is not None
