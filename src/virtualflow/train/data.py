@@ -21,7 +21,8 @@ from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError
 from virtualflow.train.ahead import Ahead, Announced
 from virtualflow.train.ahead import Request as Request
-from virtualflow.train.footprint import Footprint, NotPlainError
+from virtualflow.train.footprint import Footprint
+from virtualflow.train.reach import NotPlainError
 from virtualflow.train.seeding import reseed
 
 logger = logging.getLogger("virtualflow")
