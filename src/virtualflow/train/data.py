@@ -119,6 +119,7 @@ def digest_of_ids(indices: Sequence[int]) -> int:
 
 
 START_SECONDS = 0.1  # to fork a process for a pass and to end it, beside a gigabyte of data
+CROWDED = 0.25  # of its computing time that a thread queues for a core, where other jobs have them all
 PATIENCE_SECONDS = 10.0  # for a loader process that nobody asked for, beside 20 times what a shard took so far
 
 
@@ -131,15 +132,19 @@ class Worth:
     def __init__(self, *, spare_core: bool) -> None:
         self._spare_core = spare_core
         self._ended: float | None = None
+        self._computed = self._queued = 0.0
         self.saved = 0.0
         self.longest = 0.0
 
-    def loaded(self, began: float, ended: float, cpu_seconds: float) -> None:
-        """A shard was loaded in the training thread."""
+    def loaded(self, began: float, ended: float, cpu_seconds: float, queued_seconds: float) -> None:
+        """A shard was loaded in the training thread, which computed so long and queued so long for its core."""
         seconds = ended - began
         self.longest = max(self.longest, seconds)
+        self._computed += cpu_seconds
+        self._queued += queued_seconds
         # Without a core to spare only waiting (for a disk, a network) can be hidden behind the computation.
-        hidden = seconds if self._spare_core else max(0.0, seconds - cpu_seconds)
+        spare = self._spare_core and self._queued <= CROWDED * self._computed
+        hidden = seconds if spare else max(0.0, seconds - cpu_seconds - queued_seconds)
         if self._ended is not None:
             self.saved += min(hidden, began - self._ended)
         self._ended = ended
@@ -222,10 +227,11 @@ class Feed:
         return shard
 
     def _load(self, request: Request) -> Shard:
-        began, cpu = time.perf_counter(), time.thread_time()
+        began, cpu, queued = time.perf_counter(), time.thread_time(), _queued_seconds()
         shard = self._shards(request)
         if self._worth is not None:
-            self._worth.loaded(began, time.perf_counter(), time.thread_time() - cpu)
+            ended = time.perf_counter()
+            self._worth.loaded(began, ended, time.thread_time() - cpu, _queued_seconds() - queued)
             self._consider(self._worth)
         elif self._footprint is not None:
             self._footprint.renew()  # what the dataset keeps of its own calls is no change from outside
@@ -262,6 +268,15 @@ class Feed:
             "and work ahead, so which examples would see the change depends on the number of devices. Change it "
             "between epochs, before trainer.batches(dataset), or load in the training thread: loader_workers=0."
         )
+
+
+def _queued_seconds() -> float:
+    """How long this thread could have run so far and had no core (Linux; elsewhere nothing is known)."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def moved(value: Any, device: torch.device) -> Any:
