@@ -103,22 +103,30 @@ def started(dataset: Callable[[], Compressed | Waiting], loader_workers: int | N
 
 def run(*, quick: bool) -> None:
     """Time all ways in turn; compare each with loading in the training thread."""
-    section, results, rows = report.Section("loading"), {}, []
+    section, results = report.Section("loading"), {}
     cores = os.sched_getaffinity(0)
-    for available in dict.fromkeys((len(cores), 1)):
-        os.sched_setaffinity(0, sorted(cores)[:available])
-        for title, dataset in (("decode and augment", Compressed), ("wait 2 ms an example", Waiting)):
+    for title, dataset in (("decode and augment", Compressed), ("wait 2 ms an example", Waiting)):
+        for available in dict.fromkeys((len(cores), 1)):
+            os.sched_setaffinity(0, sorted(cores)[:available])
             runs = _race(dataset, 3 if quick else 12)
+            os.sched_setaffinity(0, cores)
             key = f"{title}, {available} core(s)"
             results[key] = {"seconds": runs.seconds, "disturbance": runs.disturbance}
-            for way in WAYS:
-                step = statistics.median(runs.seconds[way]) / STEPS
-                ratio = report.ratio(runs.seconds["training thread"], runs.seconds[way])
-                rows.append([key, way, f"{step * 1e3:.0f} ms", ratio, runs.disturbance])
-    os.sched_setaffinity(0, cores)
-    title = f"ResNet-20, {VIRTUAL_NODES} virtual nodes of {NODE_SIZE} on one device; throughput against no prefetch"
-    section.show(title, ["data", "loaded by", "step", "throughput (middle half)", "meanwhile"], rows)
+            _show(section, key, runs)
     section.save(results)
+
+
+def _show(section: report.Section, key: str, runs: Runs) -> None:
+    rows = [
+        [
+            way,
+            f"{statistics.median(runs.seconds[way]) / STEPS * 1e3:.0f} ms",
+            report.ratio(runs.seconds["training thread"], runs.seconds[way]),
+        ]
+        for way in WAYS
+    ]
+    title = f"{key}: ResNet-20, {VIRTUAL_NODES} virtual nodes of {NODE_SIZE} on one device\n{runs.disturbance}"
+    section.show(title, ["loaded by", "step", "throughput (middle half)"], rows)
 
 
 def _race(dataset: Callable[[], Compressed | Waiting], rounds: int) -> Runs:

@@ -229,10 +229,12 @@ def test_no_process_is_left_when_a_step_fails(workers: int | None) -> None:
 
 
 def test_loading_is_only_begun_elsewhere_when_that_would_have_paid() -> None:
-    def after(shards: int, loading: float, computing: float, cpu: float, *, spare_core: bool) -> bool:
+    def after(
+        shards: int, loading: float, computing: float, cpu: float, queued: float = 0.0, *, spare_core: bool
+    ) -> bool:
         worth, now = Worth(spare_core=spare_core), 0.0
         for _ in range(shards):
-            worth.loaded(now, now + loading, cpu)
+            worth.loaded(now, now + loading, cpu, queued)
             now += loading + computing
         return worth.proven
 
@@ -240,6 +242,7 @@ def test_loading_is_only_begun_elsewhere_when_that_would_have_paid() -> None:
     assert after(10, 0.02, 0.1, 0.02, spare_core=True)
     assert not after(10, 0.02, 0.1, 0.02, spare_core=False)  # all cores compute
     assert after(10, 0.02, 0.1, 0.001, spare_core=False)  # but it waits for a disk
+    assert not after(10, 0.02, 0.1, 0.01, 0.01, spare_core=True)  # other jobs have the cores
     assert not after(10, 1.0, 0.0001, 1.0, spare_core=True)  # nothing to hide it behind
 
 

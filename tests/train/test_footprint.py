@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from virtualflow.train.footprint import Footprint, NotPlainError
+from virtualflow.train.footprint import Footprint
+from virtualflow.train.reach import NotPlainError
 
 LEVEL = 1
 CACHE: dict[int, int] = {}

@@ -136,12 +136,13 @@ def _await_first_step(spec: WorkerSpec, member: Member, reading: Reading) -> Non
     """With it the job has read what it needs; and before it, a Trainer must have been made."""
 
     def stepped(*_: Any) -> None:
-        hook.remove()
+        if not reading.notes:
+            return
         reading.notes = False
         if not member.has_trainer and len(spec.devices) > 1 and spec.device == spec.devices[0]:
             print(f"warning: {WITHOUT_TRAINER}", file=sys.stderr, flush=True)
 
-    hook = register_optimizer_step_pre_hook(stepped)
+    register_optimizer_step_pre_hook(stepped)
 
 
 def _check_trainer(spec: WorkerSpec, member: Member) -> None:

@@ -21,7 +21,8 @@ from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError
 from virtualflow.train.ahead import Ahead, Announced
 from virtualflow.train.ahead import Request as Request
-from virtualflow.train.footprint import Footprint, NotPlainError
+from virtualflow.train.footprint import Footprint
+from virtualflow.train.reach import NotPlainError
 from virtualflow.train.seeding import reseed
 
 logger = logging.getLogger("virtualflow")
@@ -118,6 +119,7 @@ def digest_of_ids(indices: Sequence[int]) -> int:
 
 
 START_SECONDS = 0.1  # to fork a process for a pass and to end it, beside a gigabyte of data
+CROWDED = 0.25  # of its computing time that a thread queues for a core, where other jobs have them all
 PATIENCE_SECONDS = 10.0  # for a loader process that nobody asked for, beside 20 times what a shard took so far
 
 
@@ -130,15 +132,19 @@ class Worth:
     def __init__(self, *, spare_core: bool) -> None:
         self._spare_core = spare_core
         self._ended: float | None = None
+        self._computed = self._queued = 0.0
         self.saved = 0.0
         self.longest = 0.0
 
-    def loaded(self, began: float, ended: float, cpu_seconds: float) -> None:
-        """A shard was loaded in the training thread."""
+    def loaded(self, began: float, ended: float, cpu_seconds: float, queued_seconds: float) -> None:
+        """A shard was loaded in the training thread, which computed so long and queued so long for its core."""
         seconds = ended - began
         self.longest = max(self.longest, seconds)
+        self._computed += cpu_seconds
+        self._queued += queued_seconds
         # Without a core to spare only waiting (for a disk, a network) can be hidden behind the computation.
-        hidden = seconds if self._spare_core else max(0.0, seconds - cpu_seconds)
+        spare = self._spare_core and self._queued <= CROWDED * self._computed
+        hidden = seconds if spare else max(0.0, seconds - cpu_seconds - queued_seconds)
         if self._ended is not None:
             self.saved += min(hidden, began - self._ended)
         self._ended = ended
@@ -171,7 +177,9 @@ class Feed:
         self._announced = Announced()
         self._ahead: Ahead | None = None
         self._footprint: Footprint | None = None
-        self._worth = Worth(spare_core=spare_core) if loader_workers is None else None
+        self._automatic = loader_workers is None
+        self._spare_core = spare_core
+        self._worth: Worth | None = None
 
     @property
     def fetches_ahead(self) -> bool:
@@ -181,6 +189,8 @@ class Feed:
     def announce(self, requests: Iterable[Request]) -> None:
         """Say which shards will be asked for, in order; what was fetched for an earlier announcement is dropped."""
         self._announced = Announced(requests)
+        if self._automatic and self._worth is None:
+            self._worth = Worth(spare_core=self._spare_core)
         if self._ahead is not None:
             self._ahead.announce(self._announced)
         elif self._loader_workers:
@@ -207,10 +217,11 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """End the loader processes: from now on, load in the training thread."""
+        """End the loader processes: what is asked for without another announcement is loaded in the training thread."""
         if self._ahead is not None:
             self._ahead.end()
         self._ahead = self._footprint = self._worth = None
+        self._automatic = False
 
     def _fetched(self, request: Request) -> Shard | None:
         assert self._ahead is not None
@@ -221,10 +232,11 @@ class Feed:
         return shard
 
     def _load(self, request: Request) -> Shard:
-        began, cpu = time.perf_counter(), time.thread_time()
+        began, cpu, queued = time.perf_counter(), time.thread_time(), _queued_seconds()
         shard = self._shards(request)
         if self._worth is not None:
-            self._worth.loaded(began, time.perf_counter(), time.thread_time() - cpu)
+            ended = time.perf_counter()
+            self._worth.loaded(began, ended, time.thread_time() - cpu, _queued_seconds() - queued)
             self._consider(self._worth)
         elif self._footprint is not None:
             self._footprint.renew()  # what the dataset keeps of its own calls is no change from outside
@@ -261,6 +273,15 @@ class Feed:
             "and work ahead, so which examples would see the change depends on the number of devices. Change it "
             "between epochs, before trainer.batches(dataset), or load in the training thread: loader_workers=0."
         )
+
+
+def _queued_seconds() -> float:
+    """How long this thread could have run so far and had no core (Linux; elsewhere nothing is known)."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def moved(value: Any, device: torch.device) -> Any:

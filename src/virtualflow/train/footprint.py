@@ -6,16 +6,11 @@ there changes, and if nothing is shared between the two: no open file, lock, thr
 
 from __future__ import annotations
 
-import collections
-import dis
 import enum
 import functools
 import itertools
-import os
 import pathlib
-import random
 import re
-import stat
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -26,40 +21,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from virtualflow.train.reach import (
+    BUILT_IN,
+    CONTAINERS,
+    Names,
+    NotPlainError,
+    check_class,
+    open_for_reading,
+    owner_of,
+    reached,
+    trusted,
+)
+
 MOST_OBJECTS = 200_000  # beyond that, looking costs more than it may save
 SMALL = 1_000  # items of a container that are compared one by one
 SMALL_BYTES = 1 << 20  # of all arrays that are compared before every step
 MOST_BYTES = 1 << 31  # of all arrays that are compared at the end; those with flags.writeable=False do not count
 MOST_OFTEN = 5_000  # objects that are compared before every step; the rest once, at the end
 
-# Code that keeps nothing to itself but the generators, which are seeded for each example, and survives a fork.
-# fmt: off
-TRUSTED = frozenset({
-    "__future__", "abc", "array", "base64", "bisect", "builtins", "bz2", "calendar", "cmath", "collections",
-    "colorsys", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum",
-    "fractions", "functools", "glob", "gzip", "hashlib", "heapq", "html", "io", "itertools", "json", "lzma",
-    "math", "numbers", "operator", "os", "pathlib", "pickle", "posix", "posixpath", "random", "re",
-    "statistics", "string", "struct", "textwrap", "time", "types", "typing", "unicodedata", "warnings", "wave",
-    "xml", "zlib", "numpy", "torch", "torchvision", "PIL", "virtualflow",
-})
-# fmt: on
 _LEAVES = frozenset(
     {int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented), range, slice, re.Pattern}
     | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.ufunc, type(np.concatenate)}
 )
 _PURE = (enum.Enum, np.generic, np.dtype, pathlib.PurePath)  # by inheritance: values that do not change
-_CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict)
 _CODE: tuple[type, ...] = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 _CODE += (property, staticmethod, classmethod, type, types.ModuleType)
-_MADE_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-_BUILT_IN = frozenset(
-    {object, *_CONTAINERS, collections.OrderedDict, collections.defaultdict, collections.Counter, types.SimpleNamespace}
-)
 _UNRELATED = frozenset({"logging", "threading", "multiprocessing", "concurrent", "queue", "weakref", "asyncio"})
-
-
-class NotPlainError(Exception):
-    """Something that another process must not have a copy of, or that can't be looked into."""
 
 
 @dataclass(slots=True)
@@ -97,7 +84,7 @@ class Footprint:
         self._bytes = 0
         self._numbers: set[int] = set()
         self._walk(roots)
-        if strict and (shared := self._numbers & _open_for_reading()):
+        if strict and (shared := self._numbers & open_for_reading()):
             raise NotPlainError(f"holds {min(shared)}, the number of an open file, whose position would be shared")
 
     def change(self, *, everything: bool = False) -> str | None:
@@ -175,15 +162,15 @@ class Footprint:
     def _see_object(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         kind = type(value)
         if self._strict:
-            _check_class(name, kind)
+            check_class(name, kind)
         elif kind.__module__.partition(".")[0] in _UNRELATED:
             return
-        if issubclass(kind, _CONTAINERS):
+        if issubclass(kind, CONTAINERS):
             yield from self._see_items(name, value)
         if attributes := _attributes(value):
             self._watch(name, lambda: tuple(itertools.chain.from_iterable(_attributes(value).items())), named=True)
             yield from ((f"{name}.{key}", item) for key, item in attributes.items())
-        if self._strict and kind not in _BUILT_IN:
+        if self._strict and kind not in BUILT_IN:
             yield f"class {kind.__name__}", kind
 
     def _see_items(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -207,14 +194,14 @@ class Footprint:
         elif isinstance(value, property):
             yield from ((name, part) for part in (value.fget, value.fset, value.fdel))
         elif isinstance(value, types.BuiltinFunctionType):
-            yield from _see_builtin(name, value)
+            yield from owner_of(name, value)
         elif isinstance(value, types.FunctionType):
-            if not _trusted(value.__module__):
+            if not trusted(value.__module__):
                 yield from self._see_function(name, value)
         elif isinstance(value, type):
-            if not _trusted(value.__module__):
+            if not trusted(value.__module__):
                 yield from self._see_class(name, value)
-        elif not _trusted(value.__name__):
+        elif not trusted(value.__name__):
             raise NotPlainError(f"{name} is the module {value.__name__}, which is not known to bear a fork")
 
     def _see_class(self, name: str, kind: type) -> Iterator[tuple[str, Any]]:
@@ -228,7 +215,7 @@ class Footprint:
         for key, item in (functions if is_record else functions | data()).items():
             if not isinstance(item, skipped):
                 yield f"{kind.__name__}.{key}", item
-        yield from ((name, base) for base in kind.__bases__ if base not in _BUILT_IN)
+        yield from ((name, base) for base in kind.__bases__ if base not in BUILT_IN)
 
     def _see_function(self, name: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         for cell in function.__closure__ or ():
@@ -236,74 +223,17 @@ class Footprint:
             yield from ((f"a variable of {function.__qualname__}", part) for part in _contents(cell))
         yield from ((name, part) for part in function.__defaults__ or ())
         yield from ((name, part) for part in (function.__kwdefaults__ or {}).values())
-        names = _Names(function.__code__)
+        names = Names(function.__code__)
         if names.written:
             raise NotPlainError(f"{function.__qualname__} writes the global {min(names.written)}")
-        if unknown := [module for module in names.imported if not _trusted(module)]:
+        if unknown := [module for module in names.imported if not trusted(module)]:
             raise NotPlainError(f"{function.__qualname__} imports {unknown[0]}, which is not known to bear a fork")
         space = function.__globals__
         used = [key for key in names.read if key in space]
         look = lambda: tuple(itertools.chain.from_iterable((key, space.get(key)) for key in used))  # noqa: E731
         self._watch(f"globals of {function.__qualname__}", look, named=True)
         for key in used:
-            yield from _reached(key, space[key], names.attributes)
-
-
-class _Names:
-    """The names that a function's code uses."""
-
-    def __init__(self, code: types.CodeType) -> None:
-        self.read: set[str] = set()
-        self.written: set[str] = set()
-        self.imported: set[str] = set()
-        self.attributes: set[str] = set()
-        kinds = {
-            "LOAD_GLOBAL": self.read,
-            "LOAD_NAME": self.read,
-            "STORE_GLOBAL": self.written,
-            "DELETE_GLOBAL": self.written,
-            "IMPORT_NAME": self.imported,
-            "LOAD_ATTR": self.attributes,
-            "LOAD_METHOD": self.attributes,
-        }
-        codes = [code]
-        for each in codes:
-            codes.extend(const for const in each.co_consts if isinstance(const, types.CodeType))
-            for instruction in dis.get_instructions(each):
-                if instruction.opname in kinds:
-                    kinds[instruction.opname].add(instruction.argval)
-
-
-def _reached(name: str, value: Any, attributes: set[str], depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """*value*, or of a module that is not trusted only what the code may take from it."""
-    if not isinstance(value, types.ModuleType) or _trusted(value.__name__):
-        yield name, value
-    elif not depth or not hasattr(value, "__file__"):
-        raise NotPlainError(f"{name} is the module {value.__name__}, which is not known to bear a fork")
-    else:
-        for key in sorted(attributes & vars(value).keys()):
-            yield from _reached(f"{name}.{key}", vars(value)[key], attributes, depth - 1)
-
-
-def _see_builtin(name: str, function: Any) -> Iterator[tuple[str, Any]]:
-    owner = function.__self__
-    if owner is None or isinstance(owner, types.ModuleType | type):
-        if not _trusted(getattr(owner, "__name__", None) or function.__module__ or ""):
-            module = getattr(owner, "__module__", "")
-            if not _trusted(str(module)):
-                raise NotPlainError(f"{name} is a function of {function.__module__}, which is not known to bear a fork")
-    elif owner not in (random._inst, np.random.mtrand._rand):
-        yield name, owner
-
-
-def _check_class(name: str, kind: type) -> None:
-    for base in kind.__mro__:
-        if base not in _BUILT_IN and any(isinstance(item, _MADE_IN_C) for item in vars(base).values()):
-            raise NotPlainError(f"{name} is a {kind.__name__}, which can't be looked into")
-
-
-def _trusted(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in TRUSTED
+            yield from reached(key, space[key], names.attributes)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -344,23 +274,3 @@ def _same(one: Any, other: Any) -> bool:
 
 def _checksum(array: np.ndarray[Any, Any]) -> int:
     return zlib.crc32(array.data if array.flags.c_contiguous else array.tobytes())
-
-
-def _open_for_reading() -> set[int]:
-    """The numbers of this process's regular files that can be read; not of memory that tensors travel in."""
-    try:
-        return {int(entry) for entry in os.listdir("/proc/self/fd") if _is_readable_file(int(entry))} - {0, 1, 2}
-    except OSError:
-        return set()  # no /proc: nothing is known
-
-
-def _is_readable_file(descriptor: int) -> bool:
-    try:
-        text = pathlib.Path(f"/proc/self/fdinfo/{descriptor}").read_text()
-        flags = int(re.findall(r"flags:\s*(\d+)", text)[0], 8)
-        is_memory = os.readlink(f"/proc/self/fd/{descriptor}").startswith(("/dev/shm/", "/memfd:"))
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-    except OSError:  # the listing's own
-        return False
-    # One that is only appended to, such as a job's own stream of events, is no data.
-    return regular and not is_memory and flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
