@@ -1,0 +1,67 @@
+"""A part of the corpus, in a few ways each: `make chaos` runs all of it, in every way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.equivalence.corpus import DISTURBED, WAYS, BrokenPromiseError, Runner, Script, corpus
+from virtualflow.runtime.local import LocalBackend
+
+# Beside one device, which each is compared with.
+PART = {
+    "conv_net": ("python", "3 devices"),
+    "adamw_one_cycle": ("killed",),
+    "language_model": ("2 devices",),
+    "predictions": ("grown",),
+    "ema": ("resumed",),
+    "mixture_of_experts": ("3 devices",),
+}
+
+
+@pytest.fixture
+def runner(backend: LocalBackend, tmp_path: Path) -> Runner:
+    return Runner(backend, tmp_path)
+
+
+@pytest.mark.parametrize("name", PART)
+def test_a_script_keeps_its_promise(runner: Runner, name: str) -> None:
+    script = corpus()[name]
+    calm = runner.check(script, "1 device")
+    for way in PART[name]:
+        runner.check(script, way, calm)
+
+
+def test_a_script_that_breaks_its_promise_is_found(runner: Runner, tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    text = (corpus()["conv_net"].path).read_text()
+    path.write_text(text.replace("vf.seed(0)", "vf.seed(0)\nimport os").replace("lr=0.05", "lr=1 / os.getpid()"))
+    script = Script.read(path)
+    calm = runner.check(script, "1 device")
+    with pytest.raises(BrokenPromiseError, match="different since step 1"):
+        runner.check(script, "1 device", calm)
+
+
+def test_a_script_that_is_not_refused_is_found(runner: Runner, tmp_path: Path) -> None:
+    path = tmp_path / "refused.py"
+    path.write_text(
+        '"""A net.\n\nRefused when 1 device: LossError "weight"\n"""\n' + corpus()["conv_net"].path.read_text()
+    )
+    with pytest.raises(BrokenPromiseError, match="not refused by LossError"):
+        runner.check(Script.read(path), "1 device")
+
+
+def test_every_script_says_what_it_shows_and_declares_what_can_be_read() -> None:
+    for script in corpus().values():
+        text = script.path.read_text()
+        assert text.startswith('"""'), script.name
+        assert text.count("Refused") == len({id(refusal) for refusal in script.refusals.values()}), script.name
+        assert script.skipped <= set(DISTURBED), script.name
+        assert set(script.refusals) <= set(WAYS), script.name
+        assert len(text.splitlines()) <= 70, script.name
+
+
+def test_each_way_is_part_of_what_the_tests_run() -> None:
+    run = {way for ways in PART.values() for way in ways} | {"1 device"}
+    assert {way for way in WAYS if "at the top" not in way} <= run
