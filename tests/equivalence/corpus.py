@@ -158,6 +158,7 @@ class Held:
     at: int = 0  # the step that it is disturbed in
     words: LeadsWords = field(default_factory=LeadsWords)
     step: int = -1  # the last one committed
+    to_kill: int = 0  # workers; any other that is lost has died of something else
 
     @property
     def gates(self) -> Path:
@@ -185,6 +186,8 @@ class Held:
         kind = failure.kind if failure is not None else "exit" if outcome.code else ""
         if not kind and next(self._plan, "done") != "done":
             raise BrokenPromiseError(f"{self.script.name} came to its end before it could be disturbed at {self.at}")
+        if not kind and self.coordinator.roster.failures != self.to_kill:
+            return self._ran("lost", "workers were lost that nobody had killed")
         return self._ran(kind, failure.text if failure is not None else "")
 
     def _ran(self, failure: str, text: str) -> Ran:
@@ -239,6 +242,7 @@ def killed(held: Held) -> Iterator[None]:
     """One worker killed within a step; its replacement is let in two steps later."""
     victim = held.script.chance % held.devices
     point = POINTS[held.script.chance // 8 % len(POINTS)]
+    held.to_kill = 1
     held.shut("slow", f"kill-{victim}-{held.at}-{point}", f"hold-{held.at + 2}")
     yield
     yield from held.until(lambda: held.coordinator.roster.failures > 0)
