@@ -11,7 +11,7 @@ vf.seed(0)
 train_set = TensorDataset(torch.randn(44, 10), torch.randint(0, 3, (44,)))
 test_set = TensorDataset(torch.randn(19, 10), torch.randint(0, 3, (19,)))
 model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
-optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.15)
 
 
 def loss_fn(model, batch):

@@ -14,7 +14,7 @@ vf.seed(0)
 train_set = TensorDataset(torch.randn(44, 10), torch.randint(0, 3, (44,)))
 test_set = TensorDataset(torch.randn(19, 10), torch.randint(0, 3, (19,)))
 model = nn.Sequential(nn.Linear(10, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def loss_fn(model, batch):
