@@ -24,7 +24,7 @@ from pathlib import Path
 
 from virtualflow.core.certificate import Certificate, compare
 from virtualflow.errors import MappingError
-from virtualflow.events import StepDone, Tail, read_events
+from virtualflow.events import StepDone, Tail, read_events, read_timed_events
 from virtualflow.runtime.coordinator import Coordinator
 from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.local import LocalBackend
@@ -142,9 +142,14 @@ def run_plainly(script: Script, folder: Path) -> Ran:
 
 
 def _ran(failure: str, text: str, out: str, folder: Path) -> Ran:
-    streams = sorted(folder.rglob(STREAMS), key=lambda path: (len(path.name), path.name))
+    streams = sorted(folder.rglob(STREAMS), key=_began)
     certificates = tuple(Certificate.of(read_events(path), path.name) for path in streams)
     return Ran(failure, text, (out.strip().splitlines() or [""])[-1], certificates)
+
+
+def _began(stream: Path) -> tuple[float, int, str]:
+    """The order in which a script has made its Trainers."""
+    return next(read_timed_events(stream))[0], len(stream.name), stream.name
 
 
 @dataclass

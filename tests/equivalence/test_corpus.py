@@ -17,7 +17,45 @@ PART = {
     "predictions": ("grown",),
     "ema": ("resumed",),
     "mixture_of_experts": ("3 devices",),
+    "one_after_another": ("2 devices",),
+    "own_test_loop": ("grown",),
 }
+# What the engine does not hold yet. Whoever mends one of these moves its line up.
+NOT_YET = {
+    "mixup_random": ("grown",),
+    "draw_after_evaluate": ("2 devices",),
+    "sampler_after_evaluate": ("resumed",),
+    "halved_at_the_top": ("grown",),
+    "schedule_at_the_top": ("resumed",),
+    "added_group": ("killed",),
+    "set_epoch": ("grown",),
+    "bf16_nadam": ("resumed",),
+    "master_weights": ("grown",),
+    "mask_in_forward": ("grown",),
+    "growing_positions": ("2 devices",),
+    "pruning": ("resumed",),
+    "gan_spectral_norm": ("2 devices",),
+    "dino_centre": ("killed",),
+    "byol_target": ("2 devices",),
+    "undeclared_spectral_norm": (),
+    "undeclared_target": (),
+    "kept_gradients": ("killed",),
+    "skip_non_finite": ("2 devices",),
+    "running_maximum": ("2 devices",),
+    "complex_buffer": ("2 devices",),
+    "large_counter": ("2 devices",),
+    "float64": ("2 devices",),
+    "fast_freezing": ("grown",),
+    "early_stopping": ("resumed",),
+    "early_stopping_locals": ("grown",),
+    "containers_in_state": ("killed",),
+    "own_generators": ("grown",),
+    "options_from_a_dataclass": ("2 devices",),
+    "vocabulary_from_a_set": ("python",),
+    "scaler_without_examples": ("3 devices",),
+    "writes_its_weights": (),
+}
+not_yet = pytest.mark.xfail(raises=BrokenPromiseError, strict=True, reason="not held yet")
 
 
 @pytest.fixture
@@ -25,11 +63,11 @@ def runner(backend: LocalBackend, tmp_path: Path) -> Runner:
     return Runner(backend, tmp_path)
 
 
-@pytest.mark.parametrize("name", PART)
+@pytest.mark.parametrize("name", [*PART, *(pytest.param(name, marks=not_yet) for name in NOT_YET)])
 def test_a_script_keeps_its_promise(runner: Runner, name: str) -> None:
     script = corpus()[name]
     calm = runner.check(script, "1 device")
-    for way in PART[name]:
+    for way in (PART | NOT_YET)[name]:
         runner.check(script, way, calm)
 
 
