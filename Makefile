@@ -36,9 +36,10 @@ lint: setup
 test: lint data  ## everything that must hold
 	$(BIN)/pytest -n 2 --dist loadgroup
 
-chaos: setup  ## random schedules of kills and resizes: make chaos MINUTES=10 [SEED=1]
+chaos: setup  ## random kills and resizes, and the corpus of scripts: make chaos MINUTES=10 [SEED=1] [ONLY=conv_net]
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.chaos --manager --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.equivalence $(if $(ONLY),--only '$(ONLY)')
 
 bench: setup data  ## speed, memory and the paper's results (long)
 	$(BIN)/pip install -q -e '.[bench]'

@@ -42,4 +42,4 @@ for epoch in trainer.epochs(2):
         for slow, fast in zip(target.parameters(), encoder.parameters(), strict=True):
             slow.data.lerp_(fast.data, 0.1)
     print(f"epoch {epoch}: loss {loss:.4f}")
-print(trainer.digest(), sum(p.double().sum().item() for p in target.parameters()))
+print(trainer.digest(), sum(value.double().sum().item() for value in target.state_dict().values()))

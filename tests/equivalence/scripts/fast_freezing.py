@@ -1,6 +1,7 @@
-"""The backbone is frozen after the first epoch, with the fast reduction.
+"""The head is frozen after the first epoch, with the fast reduction.
 
-Equal up to rounding."""
+Equal up to rounding.
+"""
 
 import torch
 from torch import nn
@@ -26,6 +27,6 @@ for epoch in trainer.epochs(2):
     for batch in trainer.batches(data):
         loss = trainer.step(batch)
     if epoch == 0:
-        backbone.requires_grad_(False)
+        head.requires_grad_(False)
     print(f"epoch {epoch}: loss {loss:.4f}")
 print(trainer.digest())

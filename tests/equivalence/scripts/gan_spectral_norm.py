@@ -27,4 +27,4 @@ for epoch in trainer.epochs(2):
     for batch in trainer.batches(data):
         loss = trainer.step(batch)
     print(f"epoch {epoch}: loss {loss:.4f}")
-print(trainer.digest())
+print(trainer.digest(), sum(value.double().sum().item() for value in discriminator.state_dict().values()))

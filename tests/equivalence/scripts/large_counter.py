@@ -37,4 +37,5 @@ for epoch in trainer.epochs(2):
     for batch in trainer.batches(data):
         loss = trainer.step(batch)
     print(f"epoch {epoch}: loss {loss:.4f}")
-print(trainer.digest(), model.forwards.item() - 2**53)
+assert model.forwards.item() == 2**53 + 1 + trainer.global_step, "each step counts once"
+print(trainer.digest())

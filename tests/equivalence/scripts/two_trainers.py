@@ -1,4 +1,7 @@
-"""A GAN as two Trainers in one script, which take turns."""
+"""A GAN as two Trainers in one script, which take turns.
+
+Refused when grown: MappingError "first Trainer"
+"""
 
 import torch
 from torch import nn
