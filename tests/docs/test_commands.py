@@ -162,7 +162,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
         somebody.types("vf cluster down")
 
 
-@pytest.mark.timeout(600)  # on a busy machine; alone, all documents together take about a minute
+@pytest.mark.timeout(600)  # for a busy machine: many processes start here
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.name))
 def test_the_commands_of_a_document_run(document: Path, newcomer: Newcomer) -> None:
     for language, text in blocks(document):
