@@ -1,0 +1,210 @@
+"""Every command of README and docs runs, as it stands there, on what a newcomer has.
+
+The documents are read in order, in one folder with a small ``train.py``; a command that is there twice runs once. What
+needs more than this machine is named in ELSEWHERE with the reason, and is at least understood by ``vf``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.cli.test_jobs import said
+from virtualflow.cli.main import app
+
+pytestmark = pytest.mark.xdist_group("documents")
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("vf", "make", "pip", "ray", "python", "cat", "exec", "sbatch", "scancel", "#!/bin/sh", "#SBATCH")
+ELSEWHERE = {
+    r"make (demo|test)": "sets everything up, and takes minutes",
+    r"pip install .*": "needs a network; what it names is tested beside this",
+    r"ray start .*": "a Ray cluster",
+    r"vf .*--backend ray.*": "a Ray cluster: the tests of the runtime have one",
+    r"vf (run|profile) .*--listen 10\.0\.0\.5:.*": "an address of another machine: the tests of the runtime have some",
+    r"vf join .*": "another machine",
+    r"vf simulate (philly\.csv|vf_like_8jph_seed0\.trace) .*": "a published trace, to be fetched first",
+    r"(cat|sbatch|scancel|exec|#!/bin/sh|#SBATCH) ?.*": "Slurm",
+}
+PROCESSES = ("run", "profile", "cluster", "submit")  # the other verbs are called in this process, which is quicker
+TRAIN = """
+import time
+from pathlib import Path
+
+import torch, virtualflow as vf
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+vf.seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(1024, 8), torch.randint(4, (1024,)))
+model = nn.Linear(8, 4)
+trainer = vf.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: cross_entropy(m(b[0]), b[1]),
+                     batch_size=512, virtual_nodes=16)
+held = Path("hold").exists()
+for _ in trainer.epochs(10**6 if held else 1):
+    for batch in trainer.batches(data):
+        trainer.step(batch)
+        time.sleep(0.02 if held else 0.0)
+print(trainer.digest())
+"""
+
+
+def blocks(document: Path) -> Iterator[tuple[str, str]]:
+    """The language and the text of each fenced block."""
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE):
+        yield match[1], match[2]
+
+
+def commands(document: Path) -> list[str]:
+    """Each as one line, without its comment."""
+    found = []
+    for language, text in blocks(document):
+        joined = re.sub(r"\s+# .*", "", text.replace("\\\n", " "))
+        lines = [line.removeprefix("$ ").rstrip() for line in joined.splitlines() if line.strip()]
+        if language or not lines[0].startswith(PROGRAMS):
+            assert not re.search(r"^\s*(\$ )?vf ", text, re.MULTILINE), f"commands amid something else: {text}"
+            continue
+        while lines:
+            line = lines.pop(0)
+            while line.count("'") % 2:  # a quotation goes on in the next line
+                line += " " + lines.pop(0).strip()
+            assert line.startswith(PROGRAMS), f"{document.name}: what is {line!r}?"
+            found.append(line)
+    return found
+
+
+def is_elsewhere(line: str) -> bool:
+    return any(re.fullmatch(pattern, line) for pattern in ELSEWHERE)
+
+
+def understood(words: list[str]) -> None:
+    """Let the verb read its arguments, and do nothing."""
+    command, place = typer.main.get_command(app), 0
+    while place < len(words) and words[place] in getattr(command, "commands", {}):
+        command, place = command.commands[words[place]], place + 1  # type: ignore[attr-defined]
+    assert place, f"vf has no verb {words[0]}"
+    command.make_context(words[place - 1], words[place:])
+
+
+class Newcomer:
+    """Types what the documents say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs: list[str] = []
+        self.done: set[str] = set()
+        (folder / "train.py").write_text(TRAIN)
+        hidden = ("DISPLAY", "WAYLAND_DISPLAY")
+        self._environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        self._environment |= {"VF_HOME": str(folder / "home"), "COLUMNS": "200"}
+
+    def types(self, line: str) -> str:
+        words = shlex.split(line)
+        jobs = iter(self.jobs[-words.count("JOB") :])
+        words = [next(jobs) if word == "JOB" else word for word in words]
+        if "--watch" in words:
+            return self._watches(words)
+        if words[1] not in PROCESSES:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(self.folder)
+                patch.setenv("VF_HOME", self._environment["VF_HOME"])
+                code, told = said(*words[1:])
+            assert code == 0, f"{line}\n{told}"
+            return told
+        process = subprocess.run(
+            [sys.executable, "-m", "virtualflow.cli.main", *words[1:]],
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert process.returncode == 0, f"{line}\n{process.stdout}\n{process.stderr}"
+        self.jobs += re.findall(r"^job (\S+)$", process.stdout, re.MULTILINE)
+        return process.stdout
+
+    def _watches(self, words: list[str]) -> str:
+        """On a terminal, until there is something to see."""
+        command = [sys.executable, "-m", "virtualflow.cli.main", *words[1:]]
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(command, cwd=self.folder, env=self._environment, stdout=theirs)
+        os.close(theirs)
+        try:
+            seen = os.read(ours, 1)
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # that is how a terminal ends that nobody writes to any more
+                while data := os.read(ours, 4096):
+                    seen += data
+            assert process.wait(30) == 0, words
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours)
+        return seen.decode()
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
+    somebody = Newcomer(tmp_path_factory.mktemp("newcomer"))
+    yield somebody
+    if "vf cluster up --devices 4" in somebody.done:
+        somebody.types("vf cluster down")
+
+
+@pytest.mark.timeout(600)  # for a busy machine: many processes start here
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.name))
+def test_the_commands_of_a_document_run(document: Path, newcomer: Newcomer) -> None:
+    for language, text in blocks(document):
+        if language == "toml" and "time_scale" in text:
+            (newcomer.folder / "devices.toml").write_text(text)
+    lines = [line for line in commands(document) if not is_elsewhere(line) and line not in newcomer.done]
+    hold = newcomer.folder / "hold"
+    for place, line in enumerate(lines):
+        # A job that later lines speak of lasts until they do.
+        if "--detach" in line and any("resize" in later for later in lines[place:]):
+            hold.touch()
+        if "--resume" in line:
+            hold.unlink()
+        newcomer.types(line)
+        if "JOB" not in line and "--detach" not in line:  # the next lines may be about that very job
+            newcomer.done.add(line)
+
+
+def test_what_can_not_run_here_is_understood() -> None:
+    for document in DOCUMENTS:
+        for line in commands(document):
+            words = shlex.split(line.removeprefix("exec ").removeprefix("srun "))
+            if line.startswith("make "):
+                assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            elif words[0] == "vf":
+                understood(words[1:])
+
+
+def test_what_is_said_to_be_elsewhere_is_there() -> None:
+    said = [line for document in DOCUMENTS for line in commands(document)]
+    for pattern in ELSEWHERE:
+        assert any(re.fullmatch(pattern, line) for line in said), f"no document has a command like {pattern!r}"
+
+
+def test_verbs_and_options_in_the_text_exist() -> None:
+    main = typer.main.get_command(app)
+    for document in DOCUMENTS:
+        for text in re.findall(r"`vf ([^`]+)`", document.read_text()):
+            command, words = main, text.split()
+            while words and words[0] in getattr(command, "commands", {}):
+                command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+            assert command is not main, f"{document.name}: vf {text}"
+            known = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
+            used = {word.strip("[],") for word in words if word.startswith(("-", "[-"))}
+            assert used <= known, f"{document.name}: vf {text}"
