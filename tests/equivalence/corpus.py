@@ -312,7 +312,7 @@ class Runner:
 
     def check(self, script: Script, way: str, calm: Ran | None = None) -> Ran:
         """Run *script* in this *way*, and hold it to what it declares; *calm* is the run to be equal to."""
-        needs_steps = way in DISTURBED and not (calm is not None and calm.steps)
+        needs_steps = way in DISTURBED and not (calm is not None and calm.steps and not calm.failure)
         if way in script.skipped or (needs_steps and way in script.refusals):
             return calm or Ran("", "", "", ())
         ran = self.run(script, way, calm)

@@ -19,9 +19,6 @@ PART = {
     "mixture_of_experts": ("3 devices",),
     "one_after_another": ("2 devices",),
     "own_test_loop": ("grown",),
-}
-# What the engine does not hold yet. Whoever mends one of these moves its line up.
-NOT_YET = {
     "mixup_random": ("grown",),
     "draw_after_evaluate": ("2 devices",),
     "sampler_after_evaluate": ("resumed",),
@@ -55,7 +52,6 @@ NOT_YET = {
     "scaler_without_examples": ("3 devices",),
     "writes_its_weights": (),
 }
-not_yet = pytest.mark.xfail(raises=BrokenPromiseError, strict=True, reason="not held yet")
 
 
 @pytest.fixture
@@ -63,11 +59,11 @@ def runner(backend: LocalBackend, tmp_path: Path) -> Runner:
     return Runner(backend, tmp_path)
 
 
-@pytest.mark.parametrize("name", [*PART, *(pytest.param(name, marks=not_yet) for name in NOT_YET)])
+@pytest.mark.parametrize("name", PART)
 def test_a_script_keeps_its_promise(runner: Runner, name: str) -> None:
     script = corpus()[name]
     calm = runner.check(script, "1 device")
-    for way in (PART | NOT_YET)[name]:
+    for way in PART[name]:
         runner.check(script, way, calm)
 
 

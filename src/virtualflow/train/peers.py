@@ -31,6 +31,7 @@ class Peers:
         self.agreements = 0
         self.last = torch.zeros(0, dtype=torch.int64)
         self.trainers = 0  # that this process has made
+        self.under_way: set[int] = set()  # Trainers, by number, whose loop over epochs runs
 
     @classmethod
     def of(cls, membership: Membership) -> Peers:

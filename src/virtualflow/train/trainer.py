@@ -175,13 +175,17 @@ class Trainer:
             self._peers.join(self._receive_state)
         elif self._membership.job.resume_from is not None and self._resumable and self.global_step == 0:
             self.load(self._membership.job.resume_from)
-        for epoch in range(self._position.next_epoch, count):
-            self._begin_epoch(epoch)
-            self._epochs_in_all = count
-            yield epoch
-            self._position.finished = True
-            self._complete_saves()
-        self._in_epochs = False
+        self._epochs_in_all = count
+        self._peers.under_way.add(self._number)
+        try:
+            for epoch in range(self._position.next_epoch, count):
+                self._begin_epoch(epoch)
+                yield epoch
+                self._position.finished = True
+                self._complete_saves()
+        finally:
+            self._peers.under_way.discard(self._number)
+            self._in_epochs = False
 
     def _begin_epoch(self, epoch: int) -> None:
         position = self._position
@@ -443,6 +447,12 @@ class Trainer:
 
     def _keep(self) -> None:
         """Write an automatic checkpoint, for the one Trainer that can be resumed."""
+        if len(self._peers.under_way) > 1:
+            raise CheckpointError(
+                "a job that trains with several Trainers at a time can't be resumed in the middle: a checkpoint holds "
+                "where one of them stands. Started again from the beginning, it gives the same models; trainer.save "
+                "writes each of them."
+            )
         if self._resumable:
             self._keeper.keep(self._position, self._top)
 

@@ -1,6 +1,7 @@
 """A GAN as two Trainers in one script, which take turns.
 
 Refused when grown: MappingError "first Trainer"
+Refused when resumed: CheckpointError "several Trainers"
 """
 
 import torch
