@@ -56,11 +56,15 @@ class Settings:
         taken["state"] = [contents if _is_small(contents) else None for contents in taken["state"]]
         return copy.deepcopy(taken)
 
-    def put(self, saved: dict[str, Any]) -> None:
-        """Set what ``take`` or ``take_copy`` returned."""
+    def put(self, saved: dict[str, Any], *, on_the_way: bool = False) -> None:
+        """Set what ``take`` or ``take_copy`` returned.
+
+        On a worker that is *on_the_way* to where the job is, the script may still have to give the model its form.
+        """
         parameters = self._parts.parameters()
-        optimizer_state.regroup(self._optimizer, parameters, saved["groups"])
-        optimizer_state.put_settings(self._optimizer, saved["optimizer"])
+        if not on_the_way or {name for names in saved["groups"] for name in names} <= parameters.keys():
+            optimizer_state.regroup(self._optimizer, parameters, saved["groups"])
+            optimizer_state.put_settings(self._optimizer, saved["optimizer"])
         for name, parameter in parameters.items():
             parameter.requires_grad_(saved["requires_grad"].get(name, parameter.requires_grad))
         for name, module in self._parts.named_modules():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import secrets
 import time
@@ -194,7 +195,7 @@ class Trainer:
             self._entering = None
         elif self._entering is not None and self._entering["top"] is not None:
             # What the script does at the top of this epoch starts from where it started then.
-            self._live.settings.put(self._entering["top"])
+            self._live.settings.put(self._entering["top"], on_the_way=True)
         self._top = self._live.settings.take_copy()
         self._in_epochs, self._pass_begun = True, False
         self._recorded.new_section()
@@ -330,9 +331,14 @@ class Trainer:
             saved["grids"] = {}
         position = Position(**saved["position"])
         inside = position.in_pass and not position.finished
-        # Put in here for the script, and once more where its loop is, after what it does at the top of the epoch.
-        self._position = snapshot.put(self._live, copy.deepcopy(saved) if inside else saved)
-        self._entering = saved
+        if inside:
+            # For the script, which may look at it. It comes once more where the loop is, after what the script does at
+            # the top of the epoch, which may give the model the form that this needs.
+            with contextlib.suppress(CheckpointError):
+                snapshot.put(self._live, copy.deepcopy(saved))
+        else:
+            snapshot.put(self._live, saved)
+        self._position, self._entering = position, saved
         self._recorded.replay(saved["results"] if inside else [])
         self._check_replicas("load", "after load")
         self._events.write(Loaded(self.global_step, str(path), self._position.chain))
