@@ -48,7 +48,7 @@ class Buffer:
     def carrier(self) -> Tensor:
         """A tensor of the form in which this one's changes are summed."""
         if self.tensor.dtype in _EIGHT_BYTES:
-            return torch.empty((2, *self.tensor.shape), dtype=torch.int64, device=self.tensor.device)
+            return torch.empty((*self.tensor.shape, 2), dtype=torch.int64, device=self.tensor.device)
         return torch.view_as_real(self.tensor) if self.tensor.is_complex() else self.tensor
 
 
@@ -145,22 +145,18 @@ class Buffers:
 
     def extreme(self, index: int) -> str | None:
         """Whether a buffer is a running "max" or "min": one that starts at an infinity, which can't be averaged."""
-        known = self.extremes.get(self.all[index].name)
-        start = self._start[index]
-        if known is not None or not start.is_floating_point():
-            return known
-        return "max" if torch.isneginf(start).any() else "min" if torch.isposinf(start).any() else None
+        return self.extremes.get(self.all[index].name) or self._infinite[index]
 
     def differences(self, indices: list[int], weight: int) -> list[Tensor]:
         """How far these buffers are from their values at the step's start, times *weight*; exact for integers."""
         if not indices:
             return []
-        # In two calls for all of them: a batch norm layer has three, and they are small.
+        # In few calls for all of them: a batch norm layer has three, and they are small.
         currents = [_summable(self.all[index].current().detach()) for index in indices]
-        differences = torch._foreach_sub(currents, [_summable(self._start[index]) for index in indices])
-        split = [_halves(each) if each.dtype == torch.int64 else each for each in differences]
-        torch._foreach_mul_(split, weight)
-        return list(split)
+        differences = list(torch._foreach_sub(currents, [_summable(self._start[index]) for index in indices]))
+        _split(differences)
+        torch._foreach_mul_(differences, weight)
+        return differences
 
     def advance(self, index: int, difference: Tensor) -> None:
         """Move a buffer to its start plus *difference*."""
@@ -220,6 +216,7 @@ class Buffers:
         self._listed = [each[:3] for each in found]
         self.all = [Buffer(*each) for each in found]
         self._start = [buffer.tensor.clone() for buffer in self.all]
+        self._infinite = [_infinity_in(buffer.tensor) for buffer in self.all]
         self._modules = self._parts.modules()
         self._counts = [len(module._buffers) for module in self._modules]
         self._known: dict[int, set[str]] = {}
@@ -237,6 +234,12 @@ def register(module: nn.Module, key: str, tensor: Tensor, persistent: bool) -> N
     module.register_buffer(key, tensor, persistent)
 
 
+def _infinity_in(tensor: Tensor) -> str | None:
+    if not tensor.is_floating_point() or torch.isfinite(tensor).all():
+        return None
+    return "max" if torch.isneginf(tensor).any() else "min" if torch.isposinf(tensor).any() else None
+
+
 def _is_equal(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other)
 
@@ -250,9 +253,14 @@ def _summable(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.double()
 
 
-def _halves(integers: Tensor) -> Tensor:
-    """*integers* of eight bytes as two numbers each, which float64 holds exactly."""
-    return torch.stack([integers & 0xFFFFFFFF, integers >> 32]).double()
+def _split(tensors: list[Tensor]) -> None:
+    """Put in the place of integers of eight bytes their two halves, which float64 holds exactly."""
+    places = [place for place, tensor in enumerate(tensors) if tensor.dtype == torch.int64]
+    if places:
+        whole = torch.cat([tensors[place].reshape(-1) for place in places])
+        halves = torch.stack([whole & 0xFFFFFFFF, whole >> 32], dim=-1).double()
+        for place, part in zip(places, halves.split([tensors[place].numel() for place in places]), strict=True):
+            tensors[place] = part.reshape(*tensors[place].shape, 2)
 
 
 def _moved(start: Tensor, difference: Tensor) -> Tensor:
@@ -261,7 +269,7 @@ def _moved(start: Tensor, difference: Tensor) -> Tensor:
     if start.is_complex():
         return start + torch.view_as_complex(difference.contiguous()).to(start.dtype)
     if start.dtype in _EIGHT_BYTES:
-        low, high = difference.to(torch.int64)
+        low, high = difference.to(torch.int64).unbind(-1)
         whole: Tensor = start.view(torch.int64) + (high << 32) + low
         return whole.view(start.dtype)
     return start + difference.to(start.dtype)
