@@ -29,7 +29,7 @@ from virtualflow.core.sharding import GlobalBatch
 
 WAYS: dict[str, int | None] = {"training thread": 0, "automatic": None, "one loader process": 1}
 VIRTUAL_NODES, NODE_SIZE, STEPS = 4, 8, 4
-EXAMPLES, SIDE = 1_000_000, 32
+EXAMPLES, STORED, SIDE = 1_000_000, 320, 32
 WAIT_SECONDS = 0.002
 
 
@@ -37,7 +37,7 @@ class Compressed:
     """Images as they lie on a disk: unpacked, cropped, flipped and normalised one by one."""
 
     def __init__(self) -> None:
-        images = np.random.default_rng(0).integers(0, 64, (64, 3, 160, 160), dtype=np.uint8)
+        images = np.random.default_rng(0).integers(0, 64, (64, 3, STORED, STORED), dtype=np.uint8)
         self._packed = [zlib.compress(image.tobytes(), 1) for image in images]
 
     def __len__(self) -> int:
@@ -45,8 +45,8 @@ class Compressed:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         packed = self._packed[index % len(self._packed)]
-        image = np.frombuffer(zlib.decompress(packed), dtype=np.uint8).reshape(3, 160, 160)
-        top, left = random.randrange(160 - SIDE), random.randrange(160 - SIDE)
+        image = np.frombuffer(zlib.decompress(packed), dtype=np.uint8).reshape(3, STORED, STORED)
+        top, left = random.randrange(STORED - SIDE), random.randrange(STORED - SIDE)
         crop = image[:, top : top + SIDE, left : left + SIDE].astype(np.float32)
         crop = crop[:, :, ::-1] if random.random() < 0.5 else crop
         return torch.from_numpy((crop - crop.mean()) / (crop.std() + 1e-6)), index % 10
