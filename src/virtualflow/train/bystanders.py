@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from virtualflow.errors import HiddenStateError
 from virtualflow.train import script_state
+from virtualflow.train.checks import is_compiled
 from virtualflow.train.state import Parts, checksum
 
 Stateful = nn.Module | Tensor | torch.Generator | np.random.Generator | np.random.RandomState | random.Random
@@ -53,8 +54,8 @@ class Bystanders:
         }
         for name, item in _reachable(self._loss_fn):
             self._meet(item, name)
-        compiled = any(isinstance(module, torch._dynamo.OptimizedModule) for module in self._parts.modules())
-        # A hook on every module would make a compiled one compile again.
+        # A hook on every module would make compiled code compile again, into other kernels with other bits.
+        compiled = is_compiled(self._parts.model, self._loss_fn)
         hook = None if compiled else register_module_forward_pre_hook(lambda module, _: self._meet(module))
         try:
             yield

@@ -75,16 +75,23 @@ def _compilable(model: nn.Module, loss_fn: Any) -> Iterator[Any]:
         yield from (*used.nonlocals.values(), *used.globals.values())
 
 
+def is_compiled(model: nn.Module, loss_fn: Any) -> bool:
+    """Whether torch.compile has a part in the step, as far as can be seen."""
+    return any(_compile_context(candidate) is not None for candidate in _compilable(model, loss_fn))
+
+
 def _is_dynamic(candidate: Any) -> bool:
     """Whether *candidate* was compiled for dynamic shapes on purpose."""
-    context: Any = None
-    if isinstance(candidate, torch._dynamo.OptimizedModule):
-        context = candidate.dynamo_ctx
-    else:
-        cells = [cell for cell in getattr(candidate, "__closure__", None) or () if _is_filled(cell)]
-        kind = torch._dynamo.eval_frame.OptimizeContext
-        context = next((cell.cell_contents for cell in cells if isinstance(cell.cell_contents, kind)), None)
+    context = _compile_context(candidate)
     return bool(getattr(context, "_dynamic", False) or getattr(context, "_shapes_spec", None))
+
+
+def _compile_context(candidate: Any) -> Any:
+    if isinstance(candidate, torch._dynamo.OptimizedModule):
+        return candidate.dynamo_ctx
+    cells = [cell for cell in getattr(candidate, "__closure__", None) or () if _is_filled(cell)]
+    kind = torch._dynamo.eval_frame.OptimizeContext
+    return next((cell.cell_contents for cell in cells if isinstance(cell.cell_contents, kind)), None)
 
 
 def _is_filled(cell: CellType) -> bool:

@@ -13,7 +13,7 @@ import virtualflow as vf
 vf.seed(0)
 data = TensorDataset(torch.randn(44, 10), torch.randint(0, 3, (44,)))
 model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3))
-model.compile()
+model.compile(dynamic=True)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
