@@ -322,3 +322,14 @@ def test_the_audit_finds_a_variable_that_a_worker_that_joins_does_not_have(job, 
     finished, _ = job(FORGOTTEN, devices, audit=True)
     assert "HiddenStateError" in finished.failure
     assert "a variable of the script" in finished.failure
+
+
+def test_what_a_script_draws_without_a_seed_is_the_same_on_every_worker(run_job: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import random, numpy, torch\nfrom tests.train.small import *\n"
+        "print(random.random(), numpy.random.rand(), float(torch.rand(())))\nmake(mlp())\n"
+    )
+    finished = run_job(script, 2)
+    assert finished.outcome.code == 0, finished.failure
+    assert finished.out("0") == finished.out("1") != ""

@@ -20,6 +20,7 @@ from virtualflow.core.devices import CPU, type_of
 from virtualflow.core.emulation import Emulated
 from virtualflow.core.hashseed import hash_seed_here
 from virtualflow.core.membership import Job
+from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError, CoordinatorLostError, LaunchError, PeerLostError, VirtualFlowError
 from virtualflow.runtime.member import Leave, Member
 from virtualflow.runtime.overlay import Overlay, Tell
@@ -29,7 +30,7 @@ from virtualflow.runtime.script import run_script
 from virtualflow.runtime.spec import Failure, WorkerSpec
 from virtualflow.runtime.wire import Wire
 from virtualflow.train import trainer as _preloaded  # noqa: F401  (before the fork, so that a worker starts at once)
-from virtualflow.train.seeding import pin_threads
+from virtualflow.train.seeding import pin_threads, reseed
 from virtualflow.train.step import is_out_of_memory
 
 WITHOUT_TRAINER = (
@@ -89,6 +90,7 @@ def _enter(spec: WorkerSpec, wire: Wire, facts: Callable[[], dict[str, Any]]) ->
             "Whoever starts the worker must set it before Python starts."
         )
     pin_threads(spec.threads_per_device)
+    reseed(derive(0, spec.job_id))  # without a seed, too, all workers draw the same, whenever they start
     device_type = _claim_device(spec)
     job = Job(
         spec.job_id,
