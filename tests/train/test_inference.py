@@ -81,3 +81,10 @@ def test_metrics_that_can_not_work_are_refused() -> None:
         trainer.evaluate(regression(), lambda model, batch: (1.0, 0))
     with pytest.raises(ConfigError, match="length 0"):
         trainer.evaluate([], accuracy)
+
+
+def test_predictions_padded_to_different_lengths_say_what_to_do() -> None:
+    lengths = iter(range(1, 100))
+    trainer = make()
+    with pytest.raises(LossError, match=r"shape \(1,\) from one shard and \(2,\).*fixed length"):
+        trainer.predict(regression(), lambda model, batch: torch.zeros(len(batch[0]), next(lengths)))

@@ -156,6 +156,12 @@ def unpack(packed: Tensor, pass_: Pass) -> Any:
 def _joined(parts: list[Any]) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
+        if odd := {tuple(part.shape[1:]) for part in parts} - {tuple(first.shape[1:])}:
+            raise LossError(
+                f"predict got rows of shape {tuple(first.shape[1:])} from one shard and {min(odd)} from another, which "
+                "make no one tensor: each shard was padded to its own longest example. Pad to a fixed length in "
+                "collate_fn, or let predict_fn return one row of a fixed shape for each example."
+            )
         return torch.cat(parts)
     if isinstance(first, dict):
         return {key: _joined([part[key] for part in parts]) for key in first}

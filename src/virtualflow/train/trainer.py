@@ -87,7 +87,7 @@ class Trainer:
         grad_scaler: torch.amp.GradScaler | None = None,
         on_nan: str = "raise",
         collate_fn: Collate | None = None,
-        sampler: Sampler | None = None,
+        sampler: Sampler | torch.utils.data.Sampler[int] | None = None,
         drop_last: bool = False,
         loader_workers: int | None = None,
     ) -> None:
