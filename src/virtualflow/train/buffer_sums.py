@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from virtualflow.core.membership import Group
+from virtualflow.errors import HiddenStateError
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.sums import Sums
 
@@ -94,6 +95,12 @@ class BufferSums:
         self._sums.commit(self._averaged(peaks))
 
     def _take_extreme(self, index: int) -> None:
+        if self._buffers.extreme(index) == "nan":
+            raise HiddenStateError(
+                f"the buffer {self._names[index]!r} starts with NaNs, and a virtual node writes it. A step ends with "
+                "the mean of what its virtual nodes have made of a buffer, and there is no mean with a NaN: start it at "
+                "0, and mark what was not written yet in another buffer."
+            )
         self._extreme.add(index)
         if self._names[index] in self._buffers.extremes:
             most = self._buffers.most(index)

@@ -76,6 +76,7 @@ class Buffers:
         self.born: dict[str, Birth] = {}  # by all virtual nodes of this attempt on this worker
         self.own_form: dict[str, bool] = {}  # those whose shape is the forward's business: whether they are persistent
         self.extremes: dict[str, str] = {}  # running maxima and minima: "max" or "min"
+        self._infinite: dict[str, str | None] = {}  # what each buffer held when it was first seen: "max", "min", "nan"
         self._relist()
 
     def hold(self) -> bool:
@@ -145,7 +146,8 @@ class Buffers:
 
     def extreme(self, index: int) -> str | None:
         """Whether a buffer is a running "max" or "min": one that starts at an infinity, which can't be averaged."""
-        return self.extremes.get(self.all[index].name) or self._infinite[index]
+        name = self.all[index].name
+        return self.extremes.get(name) or self._infinite[name]
 
     def differences(self, indices: list[int], weight: int) -> list[Tensor]:
         """How far these buffers are from their values at the step's start, times *weight*; exact for integers."""
@@ -216,7 +218,9 @@ class Buffers:
         self._listed = [each[:3] for each in found]
         self.all = [Buffer(*each) for each in found]
         self._start = [buffer.tensor.clone() for buffer in self.all]
-        self._infinite = [_infinity_in(buffer.tensor) for buffer in self.all]
+        for buffer in self.all:
+            if buffer.name not in self._infinite:
+                self._infinite[buffer.name] = _infinity_in(buffer.tensor)
         self._modules = self._parts.modules()
         self._counts = [len(module._buffers) for module in self._modules]
         self._known: dict[int, set[str]] = {}
@@ -237,7 +241,9 @@ def register(module: nn.Module, key: str, tensor: Tensor, persistent: bool) -> N
 def _infinity_in(tensor: Tensor) -> str | None:
     if not tensor.is_floating_point() or torch.isfinite(tensor).all():
         return None
-    return "max" if torch.isneginf(tensor).any() else "min" if torch.isposinf(tensor).any() else None
+    if tensor.isnan().any():
+        return "nan"
+    return "max" if torch.isneginf(tensor).any() else "min"
 
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:

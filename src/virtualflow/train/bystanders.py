@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from virtualflow.errors import HiddenStateError
 from virtualflow.train import script_state
 from virtualflow.train.checks import is_compiled
-from virtualflow.train.state import Parts, checksum
+from virtualflow.train.state import Parts, checksum, described, flattened
 
 Stateful = nn.Module | Tensor | torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -37,10 +37,14 @@ _trained: weakref.WeakSet[Parts] = weakref.WeakSet()  # by some Trainer of this 
 class Bystanders:
     """Watches what *loss_fn* uses that is neither in the model nor in ``state=``."""
 
-    def __init__(self, loss_fn: Callable[..., Any], parts: Parts, state: tuple[Any, ...]) -> None:
+    def __init__(
+        self, loss_fn: Callable[..., Any], parts: Parts, state: tuple[Any, ...], what: str = "loss_fn"
+    ) -> None:
         _trained.add(parts)
+        self._what = what
         self._loss_fn = loss_fn
         self._parts = parts
+        self._state = state
         self._declared = {id(item) for item in state}
         self._prints: dict[int, tuple[str, Stateful, Print]] = {}
         self._own: set[int] = set()  # modules and tensors of the job
@@ -57,19 +61,42 @@ class Bystanders:
         # A hook on every module would make compiled code compile again, into other kernels with other bits.
         compiled = is_compiled(self._parts.model, self._loss_fn)
         hook = None if compiled else register_module_forward_pre_hook(lambda module, _: self._meet(module))
+        held = self._held()
         try:
             yield
         finally:
             if hook is not None:
                 hook.remove()
         self.check(f"virtual node {node} of step {step} has changed it", in_forward=True)
+        if changed := [
+            place for place, (one, other) in enumerate(zip(held, self._held(), strict=True)) if one != other
+        ]:
+            raise HiddenStateError(
+                f"loss_fn changes state[{changed[0]}], in virtual node {node} of step {step}. Each worker would change "
+                "it for its own virtual nodes, and again when a step is replayed. Change it in the loop, from what "
+                "trainer.step returns."
+            )
+
+    def watch_pass(self) -> None:
+        """Take note of what the function names before it runs over a dataset; ``check`` looks at it again."""
+        for name, item in _reachable(self._loss_fn):
+            self._meet(item, name)
+
+    def _held(self) -> list[list[str]]:
+        """What the script has declared to the job and is no module, in words."""
+        return [
+            [] if isinstance(item, nn.Module) else [described(v) for _, v in flattened(script_state.take(item), "")]
+            for item in self._state
+        ]
 
     def check(self, when: str, *, in_forward: bool = False) -> None:
         """Refuse what has changed since it was first seen."""
         trained = set() if in_forward else {id(module) for parts in _trained for module in parts.modules()}
+        named = dict(_reachable(self._loss_fn))  # a name may stand for another tensor by now
         for name, item, before in self._prints.values():
-            if id(item) not in trained and _print(item) != before:
-                raise HiddenStateError(_reason(name, item, when, in_forward))
+            current = named.get(name, item) if type(named.get(name, item)) is type(item) else item
+            if id(item) not in trained and _print(current) != before:
+                raise HiddenStateError(_reason(self._what, name, item, when, in_forward))
 
     def _meet(self, item: Stateful, name: str | None = None) -> None:
         if id(item) in self._own or id(item) in self._prints or id(item) in self._declared:
@@ -163,9 +190,14 @@ def _name_of(item: Stateful, function: Callable[..., Any]) -> str:
     return next((name for name, value in places if value is item), type(item).__name__)
 
 
-def _reason(name: str, item: Stateful, when: str, in_forward: bool) -> str:
+def _reason(function: str, name: str, item: Stateful, when: str, in_forward: bool) -> str:
     kind = type(item).__name__
-    what = f"loss_fn uses {name!r} ({kind}), which is not part of the job, and {when}."
+    what = f"{function} uses {name!r} ({kind}), which is not part of the job, and {when}."
+    if function != "loss_fn":
+        return (
+            f"{what} Each worker calls it for its own part of the dataset, and sees no more. Return (total, weight), "
+            "or take everything from trainer.predict(dataset, predict_fn), which gives all of it to every worker."
+        )
     if isinstance(item, nn.Module):
         return (
             f"{what} What a virtual node leaves there would depend on the mapping, and a worker that joins would "

@@ -103,10 +103,10 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def check_state(state: Iterable[Any], optimizer: torch.optim.Optimizer) -> None:
-    for item in state:
+    for place, item in enumerate(state):
         script_state.check(item)
         if not isinstance(item, nn.Module):
-            check_savable(script_state.take(item), f"the {type(item).__name__} in state=")
+            check_savable(script_state.take(item, f"state[{place}]"), f"the {type(item).__name__} in state=")
     optimizer_state.check(optimizer)
     check_savable(optimizer.state_dict(), "the optimizer")
 

@@ -15,6 +15,7 @@ from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch
 from virtualflow.errors import LossError
 from virtualflow.train.buffers import Buffers
+from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.data import Feed, Request
 from virtualflow.train.loss import read_metric
 from virtualflow.train.peers import Peers, gather_packed, unpacked
@@ -52,8 +53,9 @@ Function = Callable[[nn.Module, Any], Any]
 class Inference:
     """Runs a function of the model over passes, together with the other workers."""
 
-    def __init__(self, parts: Parts, seed: int, peers: Peers) -> None:
+    def __init__(self, parts: Parts, state: tuple[Any, ...], seed: int, peers: Peers) -> None:
         self._parts = parts
+        self._state = state
         self._model = parts.model
         self._seed = seed
         self._peers = peers
@@ -64,8 +66,11 @@ class Inference:
 
         def attempt() -> Tensor:
             calls = self._peers.announce("evaluate", global_step, pass_.length)
+            watched = Bystanders(metric_fn, self._parts, self._state, "metric_fn")
+            watched.watch_pass()
             for place, output in self._outputs(pass_, mine, feed, metric_fn):
                 mine[place] = read_metric(output)
+            watched.check("it changes it")
             calls.check()
             return reduce_pairs(mine, len(pass_.shards), self._peers.group)
 

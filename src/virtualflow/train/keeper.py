@@ -62,4 +62,5 @@ class Keeper:
 
     def _contents(self, position: Position, top: dict[str, Any] | None) -> dict[str, Any]:
         taken = snapshot.take(self._live, position)
-        return {"job": self._facts, **taken, "top": top, "results": self._recorded.section}
+        calls = {"between": self._recorded.between, "results": self._recorded.section}
+        return {"job": self._facts, **taken, "top": top, **calls}

@@ -19,6 +19,8 @@ def put(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         optimizer.load_state_dict(saved)
     except ValueError as error:
         raise CheckpointError(f"the checkpoint's optimizer is not this one: {error}") from error
+    if not {"state", "param_groups"} <= saved.keys():
+        return  # an optimizer with a state_dict of its own knows how to load it
     # torch casts a parameter's state to the parameter's own dtype, which loses bits of float32 sums beside bfloat16
     # weights.
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -17,37 +17,49 @@ class Recorded:
     """Makes a call, or returns what it gave when the job made it.
 
     A *section* is the part of the script before the first epoch, or that of an epoch before its batches: a worker that
-    joins during the batches of an epoch has to pass through both.
+    joins during the batches of an epoch has to pass through both, and through what lies *between* loops over epochs.
     """
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._in_epochs = False
+        self._begun = self._in_epochs = False
         self._past: deque[Any] = deque()
+        self._expected: list[Any] = []  # the past, as long as the script is still before its loop
+        self.between: list[Any] = []
         self.section: list[Any] = []
         self.in_pass = False
 
     def __call__(self, make: Callable[[], Any]) -> Any:
         if self._membership.joining:
             return _from_json(self._membership.recorded())
-        if self._past:
-            return self._past.popleft()
-        result = make()
-        if not self.in_pass:
+        result = self._past.popleft() if (passed := bool(self._past)) else make()
+        if self._begun and not self._in_epochs:
+            self.between.append(result)
+        elif not self.in_pass and not passed:
             self.section.append(result)
-            if not self._in_epochs:
+            if not self._begun:
                 self._membership.record(_to_json(result))
         return result
 
     def new_section(self) -> None:
         """An epoch begins."""
-        self._in_epochs = True
-        self.in_pass = False
+        self._reach_loop()
+        self._in_epochs, self.in_pass = True, False
         self.section = list(self._past)
 
+    def leave_epochs(self) -> None:
+        """A loop over epochs has ended, or there was nothing left of it to do."""
+        self._reach_loop()
+        self._in_epochs = self.in_pass = False
+
     def replay(self, results: list[Any]) -> None:
-        """The calls of the current epoch that the job has made already gave *results*."""
-        self._past = deque(results)
+        """The calls that the job has made between loops, and in the current epoch, gave *results*."""
+        self._expected = results
+
+    def _reach_loop(self) -> None:
+        self._begun = True
+        if self._expected:
+            self._past, self._expected = deque(self._expected), []
 
 
 def _to_json(result: Any) -> Any:

@@ -19,14 +19,14 @@ class Replicas:
     def __init__(self, live: Live, peers: Peers) -> None:
         self._live = live
         self._peers = peers
-        self._equal_at = -1  # the last step after which they were compared
+        self.equal_at = -1  # the last step after which they were compared
 
     def odd(self, call: str, global_step: int) -> list[int]:
         """The ranks of those workers that hold something else than the lead."""
         everyone = self._peers.gathered(call, global_step, int(self._digest()[:15], 16))
         found = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
         if not found:
-            self._equal_at = global_step
+            self.equal_at = global_step
         return found
 
     def refuse(self, call: str, global_step: int, when: str, odd: list[int]) -> ReplicaError:
@@ -37,9 +37,9 @@ class Replicas:
             _differences(devices[rank], everyone[rank], devices[0], everyone[0]) for rank in odd if rank < len(everyone)
         ]
         named = [name for rank in odd if rank < len(everyone) for name in _odd_names(everyone[rank], everyone[0])]
-        since = f" They were equal at step {self._equal_at}." if self._equal_at >= 0 else ""
+        since = f" They were equal at step {self.equal_at}." if self.equal_at >= 0 else ""
         return ReplicaError(
-            f"workers hold different things {when}. {' '.join(told)}{since} {_cause(named, self._equal_at)}"
+            f"workers hold different things {when}. {' '.join(told)}{since} {_cause(named, self.equal_at)}"
         )
 
     def _digest(self) -> str:

@@ -7,10 +7,9 @@ is compared.
 
 from __future__ import annotations
 
+import collections
 import copy
-import dataclasses
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,11 @@ import torch
 
 from virtualflow.errors import CheckpointError, ConfigError
 from virtualflow.train import optimizer_state
+from virtualflow.train.plain import assigned, decoded, encoded, is_dataclass, set_items
 
-_ARRAY = "a numpy array"
-CONSTANTS = (int, float, str, bytes, type(None))
+_CONSTANTS = (int, float, str, bytes, tuple, type(None))
+_CONTAINERS = (dict, list, set, collections.deque, np.ndarray, torch.Tensor)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 class State:
@@ -53,119 +54,48 @@ def check(item: Any) -> None:
 
 
 def _is_known(item: Any) -> bool:
-    if _has_state_dict(item) or isinstance(item, (State, dict, list, tuple, *CONSTANTS)):
+    if _has_state_dict(item) or isinstance(item, (State, *_CONTAINERS, *_CONSTANTS, *_GENERATORS)):
         return True
-    return _is_dataclass(item) or isinstance(
-        item, torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-    )
+    return is_dataclass(item)
 
 
-def take(item: Any) -> Any:
+def take(item: Any, where: str = "state") -> Any:
     """The contents of *item*, as plain values and tensors."""
     if _has_state_dict(item):
         return item.state_dict()
     if isinstance(item, State):
-        return _plain(vars(item))
+        return {name: encoded(value, f"{where}.{name}") for name, value in vars(item).items()}
     if isinstance(item, torch.Generator):
         return item.get_state()
     if isinstance(item, np.random.Generator):
-        return _plain(item.bit_generator.state)
+        return encoded(item.bit_generator.state, where)
     if isinstance(item, np.random.RandomState):
-        return _plain(item.get_state(legacy=False))
-    if isinstance(item, random.Random):
-        return item.getstate()
-    return _plain(_fields(item) if _is_dataclass(item) else item)
+        return encoded(item.get_state(legacy=False), where)
+    return item.getstate() if isinstance(item, random.Random) else encoded(item, where)
 
 
-def put(item: Any, contents: Any, where: str) -> None:
-    """Set *item*, which is *where* in the job, to *contents* that ``take`` returned."""
+def put(item: Any, contents: Any, where: str, claimed: set[int]) -> None:
+    """Set *item*, which is *where* in the job, to *contents* that ``take`` returned, but nothing that is *claimed*."""
     if isinstance(item, torch.optim.Optimizer):
         optimizer_state.put(item, copy.deepcopy(contents))
     elif _has_state_dict(item):
         item.load_state_dict(copy.deepcopy(contents))  # schedules keep what they are given
     elif isinstance(item, State):
-        _set_dict(vars(item), contents)
+        set_items(vars(item), contents, claimed)
     elif isinstance(item, torch.Generator):
         item.set_state(contents)
     elif isinstance(item, np.random.Generator):
-        item.bit_generator.state = _live(contents)
+        item.bit_generator.state = decoded(contents)
     elif isinstance(item, np.random.RandomState):
-        item.set_state(_live(contents))
+        item.set_state(decoded(contents))
     elif isinstance(item, random.Random):
         item.setstate(contents)
-    elif _is_dataclass(item):
-        for name, value in contents.items():
-            object.__setattr__(item, name, _assigned(getattr(item, name, None), value))
-    elif _assigned(item, contents) is not item and take(item) != contents:
+    elif assigned(item, contents, claimed) is not item and take(item) != contents:
         raise CheckpointError(
             f"{where} is {take(item)!r} here and {contents!r} in the job: a {type(item).__name__} can't be set from "
-            "outside. Keep "
-            "what changes in a vf.State(...), and make what does not change equal."
+            "outside. Keep what changes in a vf.State(...), and make what does not change equal."
         )
 
 
 def _has_state_dict(item: Any) -> bool:
     return not isinstance(item, State) and hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
-
-
-def _is_dataclass(item: Any) -> bool:
-    return dataclasses.is_dataclass(item) and not isinstance(item, type)
-
-
-def _fields(item: Any) -> dict[str, Any]:
-    return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-
-
-def _plain(value: Any) -> Any:
-    """*value* with arrays as tensors and numpy's numbers as Python's."""
-    if isinstance(value, np.ndarray):
-        return (_ARRAY, torch.from_numpy(np.ascontiguousarray(value)))
-    if isinstance(value, np.generic):
-        return value.item()
-    if _is_dataclass(value):
-        return _plain(_fields(value))
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(_plain(item) for item in value)
-    return value
-
-
-def _live(value: Any) -> Any:
-    """The inverse of ``_plain``, as far as it goes."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()  # what was taken may be put in more than once
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and value[0] == _ARRAY:
-        return value[1].numpy().copy()
-    if isinstance(value, dict):
-        return {key: _live(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_live(item) for item in value)
-    return value
-
-
-def _assigned(held: Any, value: Any) -> Any:
-    """*value*, in the place of *held*: the same object with other contents, where it can be."""
-    if isinstance(held, dict) and isinstance(value, dict):
-        _set_dict(held, value)
-        return held
-    if isinstance(held, list) and isinstance(value, list):
-        kept = [*held, *[None] * len(value)]
-        held[:] = [_assigned(kept[place], item) for place, item in enumerate(value)]
-        return held
-    if isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor):
-        if held.shape == value.shape and held.dtype == value.dtype:
-            with torch.no_grad():
-                held.copy_(value)
-            return held
-        return value.to(held.device, copy=True)
-    if _is_dataclass(held) and isinstance(value, dict):
-        put(held, value, "")
-        return held
-    return _live(value)
-
-
-def _set_dict(held: dict[str, Any], contents: dict[str, Any]) -> None:
-    assigned = {key: _assigned(held.get(key), value) for key, value in contents.items()}
-    held.clear()  # so that the order of the keys is the job's too
-    held.update(assigned)

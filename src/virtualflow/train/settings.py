@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from virtualflow.train import optimizer_state, script_state
-from virtualflow.train.state import Parts, described, flattened, tensors_in
+from virtualflow.train.plain import address
+from virtualflow.train.state import Parts, described, flattened
 
-LARGE_BYTES = 1 << 20  # a state with more tensors than this is no setting; it is kept once
 OPTIMIZER = "the optimizer"
 _TITLES = {
     "optimizer": "the optimizer's group",
@@ -25,8 +25,9 @@ _TITLES = {
     "training": "the mode of",
     "state": "state",
 }
+MOST_ITEMS = 1000
 _ABSENT = object()
-_PLAIN = (bool, int, float, str, type(None))
+_ELSEWHERE = ("training", "param_groups", "state", "defaults")  # kept with other things
 
 
 class Settings:
@@ -36,7 +37,7 @@ class Settings:
         self._parts = parts
         self._optimizer = optimizer
         self._state = state
-        self._attributes = self._plain_attributes()
+        self._attributes = {name: copy.deepcopy(_plain_attributes(owner)) for name, owner in self._owners()}
 
     def take(self) -> dict[str, Any]:
         """The settings as they are now."""
@@ -47,14 +48,15 @@ class Settings:
             "requires_grad": {name: parameter.requires_grad for name, parameter in parameters.items()},
             "training": {name: module.training for name, module in self._parts.named_modules()},
             "attributes": self._changed_attributes(),
-            "state": [None if isinstance(item, nn.Module) else script_state.take(item) for item in self._state],
+            "state": [
+                None if isinstance(item, nn.Module) else script_state.take(item, f"state[{place}]")
+                for place, item in enumerate(self._state)
+            ],
         }
 
     def take_copy(self) -> dict[str, Any]:
-        """The settings as they are now, to be kept; without states that are large."""
-        taken = self.take()
-        taken["state"] = [contents if _is_small(contents) else None for contents in taken["state"]]
-        return copy.deepcopy(taken)
+        """The settings as they are now, to be kept."""
+        return copy.deepcopy(self.take())
 
     def put(self, saved: dict[str, Any], *, on_the_way: bool = False) -> None:
         """Set what ``take`` or ``take_copy`` returned.
@@ -69,13 +71,12 @@ class Settings:
             parameter.requires_grad_(saved["requires_grad"].get(name, parameter.requires_grad))
         for name, module in self._parts.named_modules():
             module.training = saved["training"].get(name, module.training)
-            for key, value in saved["attributes"].get(name, {}).items():
-                setattr(module, key, value)
-        for key, value in saved["attributes"].get(OPTIMIZER, {}).items():
-            setattr(self._optimizer, key, value)
+        self._put_attributes(saved["attributes"])
+        # Tensors of the model are set elsewhere: a state that holds one of them gets one of its own.
+        claimed = {address(t) for t in (*parameters.values(), *(found[3] for found in self._parts.buffers()))}
         for place, (item, contents) in enumerate(zip(self._state, saved["state"], strict=True)):
             if contents is not None:
-                script_state.put(item, contents, f"state[{place}]")
+                script_state.put(item, contents, f"state[{place}]", claimed)
 
     def described(self) -> Iterator[tuple[str, str]]:
         """Each setting's name and value in words; what a forward may count by itself is left out."""
@@ -84,26 +85,41 @@ class Settings:
             for name, value in flattened(taken[key], title):
                 yield name, described(value)
 
+    def _owners(self) -> list[tuple[str, Any]]:
+        return [*self._parts.named_modules(), (OPTIMIZER, self._optimizer)]
+
     def _changed_attributes(self) -> dict[str, dict[str, Any]]:
         """Plain attributes, such as a dropout rate, that have another value than when the Trainer was made."""
-        changed = {
-            owner: {
-                key: value
-                for key, value in values.items()
-                if self._attributes.get(owner, {}).get(key, _ABSENT) != value
+        changed = {}
+        for name, owner in self._owners():
+            before = self._attributes.get(name, {})
+            values = {
+                key: value for key, value in _plain_attributes(owner).items() if before.get(key, _ABSENT) != value
             }
-            for owner, values in self._plain_attributes().items()
-        }
-        return {owner: values for owner, values in changed.items() if values}
+            if values:
+                changed[name] = values
+        return changed
 
-    def _plain_attributes(self) -> dict[str, dict[str, Any]]:
-        owners: list[tuple[str, Any]] = [*self._parts.named_modules(), (OPTIMIZER, self._optimizer)]
-        return {
-            name: {key: value for key, value in vars(owner).items() if key != "training" and isinstance(value, _PLAIN)}
-            for name, owner in owners
-        }
+    def _put_attributes(self, changed: dict[str, dict[str, Any]]) -> None:
+        """Set all plain attributes to what they were when the Trainer was made, but for those that *changed* holds."""
+        for name, owner in self._owners():
+            wanted = {**self._attributes.get(name, {}), **changed.get(name, {})}
+            for key, value in _plain_attributes(owner).items():
+                if key in wanted and wanted[key] != value:
+                    setattr(owner, key, copy.deepcopy(wanted[key]))
+            for key in wanted.keys() - vars(owner).keys():
+                setattr(owner, key, copy.deepcopy(wanted[key]))
 
 
-def _is_small(contents: Any) -> bool:
-    tensors: list[Tensor] = list(tensors_in(contents))
-    return sum(tensor.nbytes for tensor in tensors) <= LARGE_BYTES
+def _plain_attributes(owner: Any) -> dict[str, Any]:
+    return {key: value for key, value in vars(owner).items() if key not in _ELSEWHERE and _is_plain(value, key)}
+
+
+def _is_plain(value: Any, key: str = "") -> bool:
+    """Whether *value* is a number, a string or the like; containers of them count, but not those of torch's own."""
+    if type(value) in (bool, int, float, str, type(None)):
+        return True
+    if type(value) not in (list, tuple, dict) or key.startswith("_"):
+        return False
+    items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    return len(items) <= MOST_ITEMS and all(map(_is_plain, items))

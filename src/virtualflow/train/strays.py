@@ -22,7 +22,10 @@ _watching = False
 def declare(items: Iterable[Any]) -> None:
     """These belong to a Trainer: its own optimizer, and those in its ``state=``."""
     global _watching
-    _declared.update(item for item in items if isinstance(item, Optimizer))
+    for item in items:
+        if isinstance(item, Optimizer):
+            _declared.add(item)
+            _declared.update(inner for inner in vars(item).values() if isinstance(inner, Optimizer))  # of a wrapper
     if not _watching:
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_after)

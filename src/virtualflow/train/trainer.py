@@ -135,7 +135,7 @@ class Trainer:
         self._exchange = Exchange(self._membership) if self._membership.job.audit else None
         self._replicas = Replicas(self._live, self._peers)
         self._keeper = Keeper(self._membership.job, self._job_facts(), self._live, self._peers, self._recorded)
-        self._inference = inference.Inference(parts, self._seed, self._peers)
+        self._inference = inference.Inference(parts, state, self._seed, self._peers)
         self._position = Position(chain=EMPTY_CHAIN)
         self._top: dict[str, Any] | None = None  # the settings as they were at the top of the epoch
         self._entering: dict[str, Any] | None = None  # the state with which this worker comes into a running epoch
@@ -187,6 +187,7 @@ class Trainer:
         finally:
             self._peers.under_way.discard(self._number)
             self._in_epochs = False
+            self._recorded.leave_epochs()
 
     def _begin_epoch(self, epoch: int) -> None:
         position = self._position
@@ -238,6 +239,7 @@ class Trainer:
         """The script is where the job is: from here on this worker has the job's state."""
         if self._entering is not None and self._position.in_pass:
             snapshot.put(self._live, self._entering)
+            self._replicas.equal_at = self.global_step
         self._entering = None
         self._position.in_pass = self._recorded.in_pass = True
 
@@ -339,7 +341,7 @@ class Trainer:
         else:
             snapshot.put(self._live, saved)
         self._position, self._entering = position, saved
-        self._recorded.replay(saved["results"] if inside else [])
+        self._recorded.replay([*saved["between"], *(saved["results"] if inside else [])])
         self._check_replicas("load", "after load")
         self._events.write(Loaded(self.global_step, str(path), self._position.chain))
 
@@ -465,7 +467,7 @@ class Trainer:
     def _send_state(self, group: Group) -> None:
         contents = snapshot.take(self._live, self._position) | {"top": self._top}
         contents |= {"agreements": self._peers.agreements, "agreed": self._peers.last}
-        contents |= {"results": self._recorded.section}
+        contents |= {"between": self._recorded.between, "results": self._recorded.section}
         snapshot.send(contents, group)
 
     def _receive_state(self, group: Group) -> None:
@@ -473,7 +475,7 @@ class Trainer:
         self._position = Position(**contents["position"])
         self._entering = contents  # put in where the loop is: until then the script runs as it did on the others
         self._peers.agreements, self._peers.last = contents["agreements"], contents["agreed"]
-        self._recorded.replay(contents["results"])
+        self._recorded.replay([*contents["between"], *contents["results"]])
 
     def _evaluate(self, dataset: Dataset, metric_fn: inference.MetricFn) -> float:
         pass_ = inference.Pass(length_of(dataset, "evaluate"), self._sizes)

@@ -1,7 +1,4 @@
-"""A Sampler of torch where a function of the epoch belongs.
-
-Refused: ConfigError "WeightedRandomSampler"
-"""
+"""A Sampler of torch where a function of the epoch belongs."""
 
 import torch
 from torch import nn
