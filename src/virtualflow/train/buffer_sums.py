@@ -98,8 +98,8 @@ class BufferSums:
         if self._buffers.extreme(index) == "nan":
             raise HiddenStateError(
                 f"the buffer {self._names[index]!r} starts with NaNs, and a virtual node writes it. A step ends with "
-                "the mean of what its virtual nodes have made of a buffer, and there is no mean with a NaN: start it at "
-                "0, and mark what was not written yet in another buffer."
+                "the mean of what its virtual nodes have made of a buffer, and there is no mean with a NaN: start it "
+                "at 0, and mark what was not written yet in another buffer."
             )
         self._extreme.add(index)
         if self._names[index] in self._buffers.extremes:

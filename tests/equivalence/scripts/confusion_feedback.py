@@ -32,6 +32,7 @@ def right(model, batch):
 
 
 trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4)
+print(f"accuracy at first: {trainer.evaluate(test, right):.4f}")
 for _epoch in trainer.epochs(3):
     for batch in trainer.batches(data):
         trainer.step(batch)
