@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tests.train.small import make, regression, train
 from virtualflow.cli.main import app
+from virtualflow.core import membership
 from virtualflow.core.certificate import Certificate, compare
 from virtualflow.errors import VirtualFlowError
 from virtualflow.events import StepDone, read_events
@@ -63,8 +64,11 @@ def test_doctor_tells_what_is_there() -> None:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest) -> Any:
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a job of its own."""
+
     def one(**options: Any) -> Path:
+        monkeypatch.setattr(membership, "_solo", None)
         trainer = make(**options)
         train(trainer, regression(), epochs=2)
         assert trainer.events_path is not None

@@ -115,15 +115,16 @@ class Newcomer:
         words = [next(jobs) if word == "JOB" else word for word in words]
         if "--watch" in words:
             return self._watches(words)
-        if words[1] not in PROCESSES:
+        if words[0] == "vf" and words[1] not in PROCESSES:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(self.folder)
                 patch.setenv("VF_HOME", self._environment["VF_HOME"])
                 code, told = said(*words[1:])
             assert code == 0, f"{line}\n{told}"
             return told
+        program = ["-m", "virtualflow.cli.main"] if words[0] == "vf" else []
         process = subprocess.run(
-            [sys.executable, "-m", "virtualflow.cli.main", *words[1:]],
+            [sys.executable, *program, *words[1:]],
             cwd=self.folder,
             env=self._environment,
             capture_output=True,

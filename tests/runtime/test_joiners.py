@@ -157,3 +157,31 @@ print(before.hex(), wide.double().sum().item(), trainer.digest())
     finished = disturbed.run(2, [(0, to(3)), (5, to(4))])
     assert_same(calm, finished)
     assert [len(change.devices) for change in finished.changes] == [3, 4]
+
+
+ANNEALED = """
+import virtualflow as vf
+from tests.train.small import make, mlp, mse, regression
+
+temperature = 1.0
+
+def loss_fn(model, batch):
+    return mse(model, batch) / temperature
+
+vf.seed(0)
+trainer = make(mlp(), loss_fn)
+for _ in trainer.epochs(20):
+    for batch in trainer.batches(regression()):
+        trainer.step(batch)
+        temperature *= 0.99
+        pace(trainer)
+"""
+
+
+def test_a_number_that_a_joiner_has_not_kept_is_named(backend: LocalBackend, tmp_path: Path) -> None:
+    calm = Driven(backend, tmp_path / "calm", ANNEALED).run(2)
+    assert "temperature" not in calm.err()
+    finished = Driven(backend, tmp_path / "disturbed", ANNEALED).run(2, [(3, to(3))])
+    assert finished.outcome.code == 0, finished.failure
+    assert "loss_fn reads 'temperature'" in finished.err()
+    assert "vf.State(temperature=...)" in finished.err()

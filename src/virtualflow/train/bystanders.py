@@ -12,7 +12,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from virtualflow.errors import HiddenStateError
 from virtualflow.train import script_state
-from virtualflow.train.checks import is_compiled
+from virtualflow.train.checks import is_compiled, named_in
 from virtualflow.train.state import Parts, checksum, described, flattened
 
 Stateful = nn.Module | Tensor | torch.Generator | np.random.Generator | np.random.RandomState | random.Random
@@ -92,11 +92,25 @@ class Bystanders:
     def check(self, when: str, *, in_forward: bool = False) -> None:
         """Refuse what has changed since it was first seen."""
         trained = set() if in_forward else {id(module) for parts in _trained for module in parts.modules()}
-        named = dict(_reachable(self._loss_fn))  # a name may stand for another tensor by now
+        # A name may stand for another tensor by now. If the loop has done that, Replicas sees whether it did so on all.
+        by_loop = self._what == "loss_fn" and not in_forward
+        named = {} if by_loop else dict(_reachable(self._loss_fn))
         for name, item, before in self._prints.values():
             current = named.get(name, item) if type(named.get(name, item)) is type(item) else item
             if id(item) not in trained and _print(current) != before:
                 raise HiddenStateError(_reason(self._what, name, item, when, in_forward))
+
+    def tensors(self) -> Iterator[tuple[str, str]]:
+        """The tensors and generators that the function names and nobody declared, in words: on all workers the same."""
+        for name, item in _reachable(self._loss_fn):
+            if id(item) not in self._own | self._declared and not isinstance(item, nn.Module):
+                yield f"{self._what}'s {name!r}", " ".join(map(str, _print(item)))
+
+    def numbers(self) -> dict[str, str]:
+        """The numbers and the like that the function's own code names."""
+        plain = self._loss_fn.__func__ if isinstance(self._loss_fn, MethodType) else self._loss_fn
+        named = named_in(plain) if isinstance(plain, FunctionType) else ()
+        return {name: repr(value) for name, value in named if isinstance(value, bool | int | float | str)}
 
     def _meet(self, item: Stateful, name: str | None = None) -> None:
         if id(item) in self._own or id(item) in self._prints or id(item) in self._declared:
@@ -140,7 +154,7 @@ def _reachable(function: Callable[..., Any]) -> Iterator[tuple[str, Stateful]]:
             yield from within(value.__func__, name, depth)
             yield from attributes(value.__self__, "self", depth)
         elif isinstance(value, FunctionType):
-            for other, item in _named_in(value):
+            for other, item in named_in(value):
                 yield from within(item, other, depth + 1)
         elif isinstance(value, (Tensor, *_GENERATORS)):
             yield name, value
@@ -161,30 +175,12 @@ def _reachable(function: Callable[..., Any]) -> Iterator[tuple[str, Stateful]]:
     yield from within(function, getattr(function, "__name__", "loss_fn"), 0)
 
 
-def _named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    for name in _global_names(function.__code__):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-    for number, value in enumerate(function.__defaults__ or ()):
-        yield f"{function.__name__}, default {number}", value
-
-
-def _global_names(code: CodeType) -> set[str]:
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*(_global_names(each) for each in inner))
-
-
 def _name_of(item: Stateful, function: Callable[..., Any]) -> str:
     """What the script calls *item*, as far as can be seen from *function*."""
     plain = function.__func__ if isinstance(function, MethodType) else function
     places: list[tuple[str, Any]] = []
     if isinstance(plain, FunctionType):
-        places = [*_named_in(plain), *plain.__globals__.items()]
+        places = [*named_in(plain), *plain.__globals__.items()]
     if isinstance(function, MethodType):
         places += [(f"self.{key}", value) for key, value in getattr(function.__self__, "__dict__", {}).items()]
     return next((name for name, value in places if value is item), type(item).__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from types import CellType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -71,8 +71,7 @@ def _compilable(model: nn.Module, loss_fn: Any) -> Iterator[Any]:
     function = inspect.unwrap(getattr(loss_fn, "func", loss_fn))
     yield from (loss_fn, function)
     if inspect.isfunction(function):
-        used = inspect.getclosurevars(function)
-        yield from (*used.nonlocals.values(), *used.globals.values())
+        yield from (value for _, value in named_in(function))
 
 
 def is_compiled(model: nn.Module, loss_fn: Any) -> bool:
@@ -92,6 +91,23 @@ def _compile_context(candidate: Any) -> Any:
     cells = [cell for cell in getattr(candidate, "__closure__", None) or () if _is_filled(cell)]
     kind = torch._dynamo.eval_frame.OptimizeContext
     return next((cell.cell_contents for cell in cells if isinstance(cell.cell_contents, kind)), None)
+
+
+def named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What the code of *function* names, closures, globals and defaults, as far as it is there already."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if _is_filled(cell):
+            yield name, cell.cell_contents
+    for name in sorted(_global_names(function.__code__)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for number, value in enumerate(function.__defaults__ or ()):
+        yield f"{function.__name__}, default {number}", value
+
+
+def _global_names(code: CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*(_global_names(each) for each in inner))
 
 
 def _is_filled(cell: CellType) -> bool:

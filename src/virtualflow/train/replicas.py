@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from virtualflow.errors import ReplicaError
+from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.peers import Peers
 from virtualflow.train.snapshot import Live
 from virtualflow.train.state import contents, described, digest
@@ -16,9 +17,10 @@ NAMED = 3  # differences told of one worker
 class Replicas:
     """Compares what the workers of a job hold."""
 
-    def __init__(self, live: Live, peers: Peers) -> None:
+    def __init__(self, live: Live, peers: Peers, bystanders: Bystanders) -> None:
         self._live = live
         self._peers = peers
+        self._bystanders = bystanders
         self.equal_at = -1  # the last step after which they were compared
 
     def odd(self, call: str, global_step: int) -> list[int]:
@@ -42,16 +44,43 @@ class Replicas:
             f"workers hold different things {when}. {' '.join(told)}{since} {_cause(named, self.equal_at)}"
         )
 
+    def odd_number(self, call: str, global_step: int) -> str | None:
+        """What to say of a number that ``loss_fn`` reads, if a worker that joined has another one; None if none has.
+
+        No error, since it may be one that each worker counts for itself.
+        """
+        membership = self._peers.membership
+        if not any(change.joined for change in membership.changes):
+            return None
+        mine = self._bystanders.numbers()
+        everyone = self._peers.gathered(call, global_step, int(_hash(mine.items())[:15], 16))
+        if min(everyone) == max(everyone):
+            return None
+        first, *others = self._peers.exchanged(call, global_step, mine)
+        for device, theirs in zip(membership.devices[1:], others, strict=False):
+            if names := _odd_names(theirs, first):
+                return (
+                    f"loss_fn reads {names[0]!r}, which is {theirs.get(names[0])} on device {device} and "
+                    f"{first.get(names[0])} on {membership.devices[0]}. A worker that joins, or a job that resumes, "
+                    f"begins with the script's first value. If the loss depends on it, keep it in the job: progress = "
+                    f"vf.State({names[0]}=...) and vf.Trainer(..., state=[progress])."
+                )
+        return None
+
     def _digest(self) -> str:
         sha = hashlib.sha256(digest(self._live.parts, self._live.optimizer).encode())
-        for name, value in self._live.settings.described():
-            sha.update(f"{name}\0{value}\0".encode())
+        sha.update(_hash((*self._live.settings.described(), *self._bystanders.tensors())).encode())
         return sha.hexdigest()
 
     def _described(self) -> Iterator[tuple[str, str]]:
         for name, value in contents(self._live.parts, self._live.optimizer):
             yield name, described(value)
         yield from self._live.settings.described()
+        yield from self._bystanders.tensors()
+
+
+def _hash(named: Iterable[tuple[str, str]]) -> str:
+    return hashlib.sha256("".join(f"{name}\0{value}\0" for name, value in named).encode()).hexdigest()
 
 
 def _odd_names(theirs: dict[str, str], leads: dict[str, str]) -> list[str]:
@@ -75,6 +104,11 @@ def _cause(names: list[str], equal_at: int) -> str:
             "A learning rate or another setting of the optimizer was changed on some workers only: by code behind `if "
             "trainer.is_lead`, by a schedule that is not in state=[...], or by a variable of the script that is not "
             "in a vf.State()."
+        )
+    if first.startswith("loss_fn's"):
+        return (
+            "A worker that joins, or a job that resumes, begins with the script's first value of it. Keep it in the "
+            "job: in a vf.State() in state=[...], or as a buffer of a module there."
         )
     if first.startswith("state "):
         return (

@@ -133,7 +133,7 @@ class Trainer:
             self._bystanders,
         )
         self._exchange = Exchange(self._membership) if self._membership.job.audit else None
-        self._replicas = Replicas(self._live, self._peers)
+        self._replicas = Replicas(self._live, self._peers, self._bystanders)
         self._keeper = Keeper(self._membership.job, self._job_facts(), self._live, self._peers, self._recorded)
         self._inference = inference.Inference(parts, state, self._seed, self._peers)
         self._position = Position(chain=EMPTY_CHAIN)
@@ -213,12 +213,12 @@ class Trainer:
         self._pass_begun = True
         epoch = self._loading.epoch(dataset, self._position.epoch)
         self._feed = feed = self._loading.kept_feed(dataset)
+        self._enter_pass()
         if self._membership.job.profiling is not None:
             length = length_of(dataset, "batches")
             profiler.measure(
                 self._peers, self._runner, self._pace, feed, length, len(self._sizes), self._live, self._settle
             )
-        self._enter_pass()
         first = self._position.step
         self._fed_generation = -1
         self._events.write(EpochStarted(epoch.number, self._epochs_in_all, epoch.steps, first))
@@ -524,6 +524,8 @@ class Trainer:
     def _close_epoch(self, epoch: Epoch) -> None:
         self._bystanders.check("it has changed since the first step")
         value = self._check_replicas("the end of an epoch", f"at the end of epoch {epoch.number}")
+        if difference := self._replicas.odd_number("the end of an epoch", self.global_step):
+            self._say_once(difference)
         self._tell_of_changes()  # the last step of a job has no boundary after it
         self._events.write(EpochEnded(epoch.number, self.global_step - 1, value))
 

@@ -11,8 +11,6 @@ import virtualflow as vf
 
 vf.seed(0)
 data = TensorDataset(torch.randn(44, 10), torch.randint(0, 3, (44,)))
-
-
 model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
