@@ -114,7 +114,6 @@ class Launcher:
         owners: Sequence[int] | None = None,
         audit: bool = False,
         patience_seconds: float = 30.0,
-        port: int = 0,
     ) -> Finished:
         number = next(self._numbers)
         folder = JobFolder(self._folder / f"job-{number}")
@@ -126,7 +125,6 @@ class Launcher:
             owners=tuple(owners) if owners is not None else None,
             patience_seconds=patience_seconds,
             audit=audit,
-            port=port,
         )
         printed = Printed()
         folder.create(job)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import Finished, Launcher
 from virtualflow.errors import LaunchError
+from virtualflow.runtime.reception import listen
 
 LATE = Path(tempfile.mkdtemp()) / "late"
 PROLOGUE = """
@@ -247,12 +248,12 @@ print(trainer.global_step)
     assert seconds < 40
 
 
-def test_a_port_in_use_is_told(job) -> None:  # type: ignore[no-untyped-def]
+def test_a_port_in_use_is_told() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(LaunchError, match=r"port \d+ cannot be used: Address already in use.*--port"):
-            job("", port=taken.getsockname()[1])
+        with pytest.raises(LaunchError, match=r"port \d+ cannot be used: Address already in use.*--listen"):
+            listen("127.0.0.1", taken.getsockname()[1])
 
 
 def test_a_forward_that_writes_parameters_is_refused_by_name(job) -> None:  # type: ignore[no-untyped-def]

@@ -16,8 +16,6 @@ import pytest
 from tests.hosts import hosts
 from virtualflow.core.certificate import Certificate, compare
 from virtualflow.events import STREAM, read_events
-from virtualflow.runtime.reception import listen
-from virtualflow.runtime.rendezvous import host_store
 
 VF = [sys.executable, "-m", "virtualflow.cli.main"]
 JOB = Path(__file__).parent.parent / "chaos" / "job.py"
@@ -134,9 +132,3 @@ def test_nothing_is_accepted_without_the_token(tmp_path: Path) -> None:
             assert len(status(home)["workers"]) == 1  # type: ignore[arg-type]
         finally:
             coordinator.kill()
-
-
-def test_a_store_that_does_not_listen_on_loopback_finds_itself() -> None:
-    with listen("127.0.0.2", 0) as listening:
-        port = listening.getsockname()[1]
-        host_store(os.dup(listening.fileno()), port).set("found", "yes")

@@ -123,7 +123,6 @@ def run(
     patience: Annotated[
         float, typer.Option(help="Seconds that workers wait for a late one before they go on without it.", min=1)
     ] = 30.0,
-    port: Annotated[int, typer.Option(help="The port where workers meet; 0 takes a free one.", min=0, max=65535)] = 0,
 ) -> None:
     """Run SCRIPT on several devices. The exit code is the script's.
 
@@ -138,7 +137,6 @@ def run(
         "backend": {"backend": _backend(backend)},
         "rebalance": {"rebalance": there.are_mixed if rebalance is None else rebalance},
         "mapping": {"owners": owners},
-        "port": {"port": port},
         "patience": {"patience_seconds": patience},
         "replace": {"replace_lost": replace},
         "checkpoint_every": {"checkpoint_every": checkpoint_every},

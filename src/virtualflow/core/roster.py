@@ -105,6 +105,15 @@ class Roster:
             return self.generation.devices
         return (*self.generation.devices, *(d for d in self.pending.joining if d in self.holding))
 
+    def members_of(self, group: str) -> tuple[DeviceId, ...]:
+        """Who forms a group now: ``generation/N``, or ``handover/N`` for those who pass the state on in it."""
+        current = self.pending or self.generation
+        if group == f"generation/{current.number}":
+            return current.devices
+        if group == f"handover/{current.number}" and current.sender is not None:
+            return (current.sender, *current.joining)
+        return ()
+
     @property
     def _late_seconds(self) -> float:
         """Between the first report of a broken group and the last one that is still believable."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,9 +37,6 @@ class Backend(Protocol):
 
     def check(self, devices: Sequence[str]) -> None:
         """Raise LaunchError if there are no such *devices*, all at once, to start workers on."""
-
-    def host_store(self, listening: socket.socket) -> int:
-        """Serve the job's store on *listening*, on this machine; return the process's number."""
 
     def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
         """Start a worker that prints to the given descriptors and hears from *control*; return its number, at once."""

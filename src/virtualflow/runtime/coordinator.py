@@ -23,7 +23,7 @@ from virtualflow.runtime.door import parse_address
 from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.output import Sink
 from virtualflow.runtime.program import Record, changed_text, read_modules
-from virtualflow.runtime.reception import Reception, listen
+from virtualflow.runtime.reception import Reception
 from virtualflow.runtime.spec import Failure, WorkerSpec
 from virtualflow.runtime.wire import Wire, generation_to_json
 
@@ -65,7 +65,6 @@ class Coordinator:
         self._crew = Crew(backend, self)
         self._results: list[Any] = []  # of the calls that the job has made before its first epoch
         self._outcome: Outcome | None = None
-        self._store_port = 0
         self._stopping = self._asked_to_stop = False
         self._notice = ""  # what to say when the loop finds that a signal has come
         self._preempted: set[str] = set()  # devices whose workers were told to go, by nobody here
@@ -136,10 +135,6 @@ class Coordinator:
         if self._job.listen is not None:
             self._host, port = parse_address(self._job.listen)
             reception.open_door(self._host, port, Path(self._job.token_file or ""), owned)
-        listening = owned.enter_context(listen(self._host, self._job.port))
-        self._store_port = listening.getsockname()[1]
-        store = self._backend.host_store(listening)
-        owned.callback(self._backend.kill, store, signal.SIGKILL)
         for device in self._job.devices:
             self._crew.start(self._spec(device, joins=False))
 
@@ -152,8 +147,6 @@ class Coordinator:
             devices=self.roster.generation.devices,
             script=job.script,
             arguments=job.arguments,
-            store_host=self._host,
-            store_port=self._store_port,
             address=self._host,
             patience_seconds=job.patience_seconds,
             owners=job.owners,
@@ -330,9 +323,18 @@ class Coordinator:
             self._stopping |= self.roster.stopping
         if "done" in message:
             actions = self.roster.ended(device, now)
+        if "meet" in message:
+            self._pass_on(device, message["meet"])
         if "result" in message:
             self._keep_result(message["call"], message["result"])
         self._carry_out(actions)
+
+    def _pass_on(self, device: str, meet: Sequence[str]) -> None:
+        """A worker has something to tell the others of a group that forms: nobody else hears of it, or is believed."""
+        members = self.roster.members_of(meet[0])
+        for other in members if device in members else ():
+            if other != device and other in self._crew.workers:
+                self._crew.workers[other].wire.send(meet=meet)
 
     def _plan_exchange(self, device_type: str) -> None:
         """For the audit: a worker leaves and another joins in its place, which runs the script from the top."""

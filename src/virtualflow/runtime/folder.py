@@ -35,7 +35,6 @@ class JobSpec:
     arguments: tuple[str, ...]
     devices: tuple[str, ...]
     owners: tuple[int, ...] | None = None
-    port: int = 0
     patience_seconds: float = 30.0
     threads_per_device: int = 1
     device_type: str = "auto"

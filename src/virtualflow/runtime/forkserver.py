@@ -63,10 +63,9 @@ def _handle(connection: socket.socket, worker: Any) -> None:
         _become_worker(request, descriptors, worker)
     for descriptor in descriptors:
         os.close(descriptor)
-    if "worker" in request:
-        global _patience_seconds
-        _patience_seconds = WorkerSpec.from_json(request["worker"]).patience_seconds
-        _workers.add(child)
+    global _patience_seconds
+    _patience_seconds = WorkerSpec.from_json(request["worker"]).patience_seconds
+    _workers.add(child)
     _send(connection, {"started": child})
 
 
@@ -86,8 +85,6 @@ def _become_worker(request: dict[str, Any], descriptors: list[int], worker: Any)
         die_with_parent()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if "store" in request:
-            import_module("virtualflow.runtime.rendezvous").serve_store(descriptors[0], request["store"])
         os.environ.update(request["environment"])
         os.dup2(descriptors[0], 1)
         os.dup2(descriptors[1], 2)

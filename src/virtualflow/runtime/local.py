@@ -78,9 +78,6 @@ class LocalBackend:
     def check(self, devices: Sequence[str]) -> None:
         """A core runs any number of workers; a worker itself knows whether its accelerator exists."""
 
-    def host_store(self, listening: socket.socket) -> int:
-        return self._fork({"store": listening.getsockname()[1]}, [listening.fileno()])
-
     def start(
         self, spec: WorkerSpec, stdout: int, stderr: int, control: int, environment: Mapping[str, str] | None = None
     ) -> int:

@@ -6,6 +6,7 @@ is to break the sockets of a group that has lost a member, which frees the train
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import Mapping, first_mapping, spread
 from virtualflow.core.membership import Change, Handover, Job
 from virtualflow.errors import CoordinatorLostError, PeerLostError
-from virtualflow.runtime.rendezvous import TorchGroup
+from virtualflow.runtime.rendezvous import Meetings, TorchGroup
 from virtualflow.runtime.spec import WorkerSpec
 from virtualflow.runtime.wire import Wire, generation_from_json
 
@@ -46,9 +47,10 @@ class Member:
         self._told_to_leave = False
         self.peers: Any = None
         self._handover: TorchGroup | None = None
-        if not spec.joins and len(spec.devices) > 1:
-            self._form(self._generation)
+        self._meetings = Meetings(self._post)
         threading.Thread(target=self._listen, daemon=True).start()
+        if not spec.joins and len(spec.devices) > 1:
+            self._form_first()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -226,12 +228,31 @@ class Member:
             old.break_off()
         if len(new.devices) == 1:
             return
-        spec = self._spec
         group = TorchGroup(f"generation/{new.number}", new.devices.index(self.device), len(new.devices))
         self._group = group
         if self._lost_by > new.number:
             raise PeerLostError("a worker was lost before the group was formed")
-        group.form(spec.store_host, spec.store_port, spec.address, spec.patience_seconds)
+        group.form(self._meetings, self._spec.address, self._spec.patience_seconds)
+
+    def _form_first(self) -> None:
+        try:
+            self._form(self._generation)
+        except PeerLostError:
+            while not self._has_recovered():
+                pass
+
+    def _has_recovered(self) -> bool:
+        try:
+            self.recover()
+        except CoordinatorLostError:
+            raise
+        except PeerLostError:
+            return False  # another one was lost meanwhile
+        return True
+
+    def _post(self, group: str, key: str, value: bytes) -> None:
+        """Tell the other workers of a group something, before it is formed."""
+        self._wire.send(meet=[group, key, base64.b64encode(value).decode()])
 
     def _note_change(self, before: tuple[str, ...], watch: Stopwatch) -> None:
         new = self._generation
@@ -245,8 +266,7 @@ class Member:
         self._handover = group
         if self._lost_by > new.number:
             raise PeerLostError("a worker was lost before the state could be handed over")
-        spec = self._spec
-        group.form(spec.store_host, spec.store_port, spec.address, spec.patience_seconds)
+        group.form(self._meetings, self._spec.address, self._spec.patience_seconds)
         return group
 
     def _break_group(self) -> None:
@@ -306,6 +326,10 @@ class Member:
                 for group in (self._group, self._handover):
                     if group is not None:
                         group.cut_connections()
+                self._meetings.wake()
+        if "meet" in message:
+            group, key, value = message["meet"]
+            self._meetings.hear(group, key, base64.b64decode(value))
         self._released |= message.get("release", False)
         self._all_done |= message.get("all_done", False)
         if "result" in message:

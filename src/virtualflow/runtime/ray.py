@@ -15,8 +15,6 @@ import queue
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -135,15 +133,13 @@ class RayBackend:
         self._emulated = {type_of(device) for device in emulated}
         self._pinned = pinned or {}
         self._cluster = address
-        self._stores: dict[int, subprocess.Popen[bytes]] = {}
-        self._numbers = itertools.count(1 << 32)  # beyond all process ids: a store has one
+        self._numbers = itertools.count(1)
         self._lines: dict[int, _Line] = {}
         self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
         with ExitStack() as owned:
             self.address = owned.enter_context(connected(self._cluster))
-            owned.callback(self._end_stores)
             self._woken, self._wake = socket.socketpair()
             self._woken.setblocking(False)
             owned.callback(self._woken.close)
@@ -161,13 +157,6 @@ class RayBackend:
 
     def check(self, devices: Sequence[str]) -> None:
         clusters.check(devices, machines(), self._emulated, self._threads, any_gpu=self._any_gpu)
-
-    def host_store(self, listening: socket.socket) -> int:
-        descriptor, port = listening.fileno(), listening.getsockname()[1]
-        command = [sys.executable, "-m", "virtualflow.runtime.rendezvous", str(descriptor), str(port)]
-        store = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
-        self._stores[store.pid] = store
-        return store.pid
 
     def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
         number = next(self._numbers)
@@ -188,8 +177,6 @@ class RayBackend:
     def kill(self, process: int, signal_number: int) -> None:
         if process in self._lines:
             self._lines[process].kill(signal_number)
-        elif process in self._stores:
-            self._stores[process].send_signal(signal_number)
 
     def place_of(self, process: int) -> Place:
         return self._lines[process].place
@@ -223,11 +210,6 @@ class RayBackend:
             self._exits.put(Exit(line.number, code))
             with contextlib.suppress(OSError):
                 self._wake.send(b".")
-
-    def _end_stores(self) -> None:
-        for store in self._stores.values():
-            store.kill()
-            store.wait()
 
     def _end_all(self) -> None:
         for line in self._lines.values():

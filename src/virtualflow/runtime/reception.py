@@ -97,7 +97,7 @@ def listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise LaunchError(
             f"port {port} cannot be used: {error.strerror}. Another program, perhaps another job, listens there. "
-            "Choose another --port, or leave it out and a free one is taken."
+            "Choose another one for --listen."
         ) from error
     listening.listen()
     return listening

@@ -1,39 +1,94 @@
-"""How workers find each other: torch's store, and a process group for each generation."""
+"""How workers find each other: a process group for each generation, formed over their lines to the coordinator.
+
+Nothing listens but the group's own sockets, for as long as it lasts. Gloo lets in whoever connects, so each worker
+tells the others, over the coordinator, between which addresses its connections are, and a group with any other
+connection is left before anything is sent over it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import signal
 import socket
 import stat
-import sys
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import Store
 
-from virtualflow.core.processes import die_with_parent
 from virtualflow.errors import PeerLostError
 
-
-def host_store(listening: int, port: int) -> TCPStore:
-    """Serve the job's store on the bound socket *listening*, and on nothing else."""
-    with socket.socket(fileno=os.dup(listening)) as bound:
-        host = bound.getsockname()[0]  # where it connects to itself: elsewhere it would give up, and end
-    # Handed a socket: by itself the store would listen on every interface.
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
+Post = Callable[[str, str, bytes], object]  # a group's name, a key and a value, to the other workers of that group
+Endpoints = tuple[str, int, str, int]  # of one connection: here, and there
 
 
-def serve_store(listening: int, port: int) -> NoReturn:
-    """Host the job's store until killed."""
-    _store = host_store(listening, port)
-    while True:
-        signal.pause()
+class Meetings:
+    """What workers tell each other before they are connected. ``hear`` may come before this worker asks."""
+
+    def __init__(self, post: Post) -> None:
+        self.post = post
+        self._told: dict[str, dict[str, bytes]] = defaultdict(dict)  # by the group's name
+        self._news = threading.Condition(threading.RLock())
+
+    def hear(self, group: str, key: str, value: bytes) -> None:
+        """A worker of *group* has posted something."""
+        with self._news:
+            self._told[group][key] = value
+            self._news.notify_all()
+
+    def wake(self) -> None:
+        """Have those who wait look again whether they still should."""
+        with self._news:
+            self._news.notify_all()
+
+    def end(self, group: str) -> None:
+        """Nobody will ask for what *group* was told."""
+        with self._news:
+            self._told.pop(group, None)
+
+    def has(self, group: str, keys: Sequence[str]) -> bool:
+        with self._news:
+            return self._told[group].keys() >= set(keys)
+
+    def wait(self, group: str, keys: Sequence[str], seconds: float, broken: Callable[[], bool]) -> list[bytes]:
+        """The values of *keys*, as soon as all are there; RuntimeError if they are late, or the group is *broken*."""
+        with self._news:
+            self._news.wait_for(lambda: self.has(group, keys) or broken(), seconds)
+            if not self.has(group, keys):
+                raise RuntimeError("a worker was lost meanwhile" if broken() else f"no word within {seconds:.0f} s")
+            return [self._told[group][key] for key in keys]
+
+
+class LineStore(Store):
+    """A group's store, as torch wants one: what is set here is posted to the other workers of the group."""
+
+    def __init__(self, group: str, meetings: Meetings, patience_seconds: float, broken: Callable[[], bool]) -> None:
+        super().__init__()
+        self._group = group
+        self._meetings = meetings
+        self._patience_seconds = patience_seconds
+        self._broken = broken
+
+    def set(self, key: str, value: bytes | str) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._meetings.hear(self._group, key, data)
+        self._meetings.post(self._group, key, data)
+
+    def get(self, key: str) -> bytes:
+        return self._meetings.wait(self._group, [key], self._patience_seconds, self._broken)[0]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        seconds = timeout.total_seconds() if timeout is not None else self._patience_seconds
+        self._meetings.wait(self._group, keys, seconds, self._broken)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._meetings.has(self._group, keys)
 
 
 class TorchWork:
@@ -62,10 +117,10 @@ class TorchGroup:
     everywhere: nothing that torch offers does.
     """
 
-    def __init__(self, prefix: str, rank: int, size: int) -> None:
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        """*name* is that of one generation: with leftovers of the last one, forming a group hangs."""
         self.rank, self.size = rank, size
-        # A prefix of its own for each generation: with leftovers of the last one, forming a group hangs.
-        self._prefix = prefix
+        self._name = name
         self._before = _connected_sockets()
         self._sockets: set[tuple[int, int]] | None = None  # known once the group is formed
         self._cut = False
@@ -73,21 +128,35 @@ class TorchGroup:
         self._gloo: Any = None
         self._nccl: Any = None
 
-    def form(self, host: str, port: int, address: str, patience_seconds: float) -> None:
-        """Meet the others by way of the store at *host*; listen for them at *address* alone."""
+    def form(self, meetings: Meetings, address: str, patience_seconds: float) -> None:
+        """Meet the others by way of *meetings*; listen for them at *address* alone."""
         self._patience = timedelta(seconds=patience_seconds)
+        self._store = LineStore(self._name, meetings, patience_seconds, lambda: self._cut)
         try:
-            store = TCPStore(host, port, is_master=False, timeout=self._patience)
-            self._store = PrefixStore(self._prefix, store)
             options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
             options._timeout = self._patience
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
+            self._sockets = _connected_sockets() - self._before
+            self._check_connections(self._sockets)
         except RuntimeError as error:
             raise PeerLostError(f"could not form the group: {str(error).splitlines()[0]}") from None
-        self._sockets = _connected_sockets() - self._before
+        finally:
+            meetings.end(self._name)
         if self._cut:
             self.cut_connections()
+
+    def _check_connections(self, sockets: set[tuple[int, int]]) -> None:
+        """Raise RuntimeError unless each connection is with a worker of the group, which says so itself."""
+        mine = {ends for descriptor, _ in sockets if (ends := _endpoints(descriptor)) is not None}
+        self._store.set(f"connections/{self.rank}", json.dumps(sorted(mine)))
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        told = [json.loads(self._store.get(f"connections/{rank}")) for rank in others]
+        theirs = [{(there, port, here, own) for here, own, there, port in ends} for ends in told]
+        known = set().union(*theirs)
+        accepted = {ends for ends in mine if ends[:2] in _listening_addresses()}
+        if accepted - known or not all(mine & ends for ends in theirs):
+            raise RuntimeError("somebody else has connected in a worker's place")
 
     def sum(self, tensor: Tensor) -> TorchWork:
         return self._all_reduce(tensor, dist.ReduceOp.SUM)
@@ -151,8 +220,25 @@ class TorchGroup:
         if self._nccl is None:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._patience
-            self._nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", self._store), self.rank, self.size, options)
+            self._nccl = dist.ProcessGroupNCCL(self._store, self.rank, self.size, options)
         return self._nccl
+
+
+def _endpoints(descriptor: int) -> Endpoints | None:
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            return (*connection.getsockname()[:2], *connection.getpeername()[:2])
+    except OSError:  # closed by now: not one of the group's
+        return None
+
+
+def _listening_addresses() -> set[tuple[str, int]]:
+    """Where this process listens."""
+    return {
+        opened.getsockname()[:2]
+        for _, _, opened in _internet_sockets()
+        if opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    }
 
 
 def _connected_sockets() -> set[tuple[int, int]]:
@@ -161,19 +247,20 @@ def _connected_sockets() -> set[tuple[int, int]]:
     Never a listening one: gloo ends the process if that is touched.
     """
     found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError, ValueError):
-            descriptor = int(name)
-            status = os.fstat(descriptor)
-            if not stat.S_ISSOCK(status.st_mode):
-                continue
-            with socket.socket(fileno=os.dup(descriptor)) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
-                    found.add((descriptor, status.st_ino))
+    for descriptor, inode, opened in _internet_sockets():
+        with contextlib.suppress(OSError):
+            opened.getpeername()
+            found.add((descriptor, inode))
     return found
 
 
-if __name__ == "__main__":  # python -m virtualflow.runtime.rendezvous DESCRIPTOR PORT
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the coordinator's business
-    serve_store(int(sys.argv[1]), int(sys.argv[2]))
+def _internet_sockets() -> Iterator[tuple[int, int, socket.socket]]:
+    """This process's internet sockets: descriptor, inode, and a copy to look at."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            status = os.fstat(int(name))
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as opened:
+                if opened.family in (socket.AF_INET, socket.AF_INET6):
+                    yield int(name), status.st_ino, opened

@@ -17,8 +17,6 @@ class WorkerSpec:
     devices: tuple[str, ...]
     script: str
     arguments: tuple[str, ...]
-    store_host: str
-    store_port: int
     address: str  # where this worker's own sockets listen
     patience_seconds: float
     generation: int = 0
