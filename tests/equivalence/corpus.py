@@ -149,7 +149,7 @@ def _ran(failure: str, text: str, out: str, folder: Path) -> Ran:
 
 def _began(stream: Path) -> tuple[float, int, str]:
     """The order in which a script has made its Trainers."""
-    return next(read_timed_events(stream))[0], len(stream.name), stream.name
+    return next(read_timed_events(stream), (0.0,))[0], len(stream.name), stream.name
 
 
 @dataclass

@@ -195,7 +195,7 @@ def _serve(told: Cluster, policy: Policy, host: str, port: int, look: Look) -> N
         from virtualflow.dashboard.serving import serving
         from virtualflow.dashboard.views import ClusterSource
     with _only_manager(), bound(host, port) as listening:
-        token = door.read_token(folder() / "token", create=True)
+        token = door.read_token(folder() / "token", create=True).secret
         manager = Manager(told, policy, Ledger(folder() / "jobs.sqlite"))
         over = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):  # its jobs go on, for the next manager

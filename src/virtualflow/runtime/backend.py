@@ -15,6 +15,7 @@ class Exit:
 
     process: int
     code: int
+    left: tuple[str, ...] = ()  # the commands of what it had started and left behind, which were ended with it
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Client:
                 address = (folder() / "address").read_text().strip()
             except OSError:
                 raise ManagerError(NOBODY) from None
-        return cls(address, door.read_token(token_file, create=False).decode())
+        return cls(address, door.read_token(token_file, create=False).secret.decode())
 
     @classmethod
     def found(cls) -> Client | None:

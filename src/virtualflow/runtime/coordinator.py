@@ -63,6 +63,7 @@ class Coordinator:
         self._sink = sink
         self._on_tick = on_tick
         self._crew = Crew(backend, self)
+        self._reception = Reception(self._crew.selector, self._obey, self._admit)
         self._results: list[Any] = []  # of the calls that the job has made before its first epoch
         self._outcome: Outcome | None = None
         self._stopping = self._asked_to_stop = False
@@ -87,16 +88,28 @@ class Coordinator:
             owned.callback(self._write_state)
             owned.callback(self._stop_all)
             self._start(owned)
-            while self._outcome is None:
-                self._pump(TICK_SECONDS)
-                self._carry_out(self.roster.tick(time.monotonic()))
-                if self._exchanges and self.roster.is_settled and not self._stopping:
-                    self.move(self._exchanges.pop(0))
-                self._heed_notice()
-                if time.monotonic() > self._stop_before:
-                    self._end(Outcome(1, Failure("", "late", LATE_STOP, consequence=False)))
-                self._write_state()
+            try:
+                while self._outcome is None:
+                    self._turn()
+            except Exception:  # a defect here: the workers go on to a checkpoint, as if this process had been killed
+                self._crew.let_go()
+                self._await_the_end(2 * self._job.patience_seconds)
+                raise
         return self._outcome
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._pump(TICK_SECONDS)
+        self._reception.tick(now)
+        self._carry_out(self.roster.tick(now))
+        # Who starts, or is elsewhere, may hang where nobody waits for it in a collective.
+        self._crew.end_silent((*self.roster.starting, *self._crew.guests), self._job.patience_seconds)
+        if self._exchanges and self.roster.is_settled and not self._stopping:
+            self.move(self._exchanges.pop(0))
+        self._heed_notice()
+        if now > self._stop_before:
+            self._end(Outcome(1, Failure("", "late", LATE_STOP, consequence=False)))
+        self._write_state()
 
     def move(self, devices: Sequence[str]) -> None:
         """Go on with just these devices."""
@@ -114,6 +127,8 @@ class Coordinator:
         known = [device for device in self._job.devices if device not in present]
         more = [str(n) for n in range(4096) if str(n) not in (*present, *known)] if not self.balancing.typed else []
         names = [*present, *known, *more]
+        if count < 1:
+            raise LaunchError(f"a job needs at least one device, not {count}")
         if count > len(names):
             raise LaunchError(f"the job was given {len(names)} devices, so it can't grow to {count}")
         self.move(names[:count])
@@ -130,11 +145,10 @@ class Coordinator:
         except LaunchError as error:
             self._end(Outcome(1, Failure("", "changed", f"{error}\n", consequence=False)))
             return
-        reception = Reception(self._crew.selector, self._obey, self._admit)
-        reception.open(self._folder, owned)
+        self._reception.open(self._folder, owned)
         if self._job.listen is not None:
             self._host, port = parse_address(self._job.listen)
-            reception.open_door(self._host, port, Path(self._job.token_file or ""), owned)
+            self._reception.open_door(self._host, port, Path(self._job.token_file or ""), owned)
         for device in self._job.devices:
             self._crew.start(self._spec(device, joins=False))
 
@@ -183,12 +197,13 @@ class Coordinator:
 
     def _obey(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("verb") == "resize":
-            self.resize(message["devices"])
+            self.resize(int(message["devices"]))
         elif message.get("verb") == "move":
-            self.move(message["devices"])
+            self.move([str(device) for device in message["devices"]])
         elif message.get("verb") == "stop":
+            checkpoint = bool(message["checkpoint"])
             self._asked_to_stop = True
-            self.stop(checkpoint=message["checkpoint"])
+            self.stop(checkpoint=checkpoint)
         elif message.get("verb") != "status":
             return {"error": f"unknown request {message}"}
         return self.state()
@@ -393,7 +408,7 @@ class Coordinator:
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                self._tell_results(self._crew.start(self._spec(action.device, joins=True)))
+                self._start_joiner(action.device)
             elif isinstance(action, Kill):
                 self._crew.kill(action.device)
             elif isinstance(action, Publish):
@@ -410,6 +425,17 @@ class Coordinator:
                 text = f"{self._lost_text}{action.reason}\n"
                 self._end(Outcome(self._lost_code, Failure("", "lost", text, consequence=False)))
 
+    def _start_joiner(self, device: str) -> None:
+        try:
+            self._tell_results(self._crew.start(self._spec(device, joins=True)))
+        except (OSError, LaunchError) as error:  # no descriptor or memory is left: later there may be
+            self._say(f"no worker could be started for device {device}: {error}")
+            self._carry_out(self.roster.gone(device, time.monotonic()))
+
+    def left_behind(self, worker: Worker, commands: Sequence[str]) -> None:
+        """A worker that has ended had left processes behind; they were ended, too."""
+        self._say(f"device {worker.device}: processes that its script left behind were ended: {'; '.join(commands)}")
+
     def _end(self, outcome: Outcome) -> None:
         self._outcome = self._outcome or outcome
 
@@ -418,11 +444,14 @@ class Coordinator:
         finished = self._outcome is not None and self._outcome.code == 0 and not self._stopping
         self._end(Outcome(1))
         for signal_number, seconds in ((signal.SIGINT, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
-            deadline = time.monotonic() + seconds
             if not (finished and signal_number == signal.SIGINT):
                 self._crew.signal_all(signal_number)
-            while not self._crew.is_gone and time.monotonic() < deadline:
-                self._pump(0.05)
+            self._await_the_end(seconds)
+
+    def _await_the_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._crew.is_gone and time.monotonic() < deadline:
+            self._pump(0.05)
 
 
 def _signal_advice(device: str, number: int) -> str:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import signal
 import socket
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from virtualflow.runtime.backend import Backend, Place
+from virtualflow.runtime.backend import Backend, Exit, Place
 from virtualflow.runtime.spec import Failure, WorkerSpec
 from virtualflow.runtime.wire import Wire
 
 LAST_WORDS = 4096  # bytes
+
+_log = logging.getLogger("virtualflow")
 
 
 @dataclass(slots=True)
@@ -29,6 +34,7 @@ class Worker:
     failure: Failure | None = None
     last_words: bytes = b""  # the end of what it wrote to stderr
     guest_of: str = ""  # the host of a worker that was started elsewhere: its line is all there is of it
+    heard_at: float = field(default_factory=time.monotonic)
 
 
 class Owner(Protocol):
@@ -43,12 +49,15 @@ class Owner(Protocol):
     def ended(self, worker: Worker, code: int) -> None:
         """A worker has ended with this exit code, or by the signal of this negative number; its last words are told."""
 
+    def left_behind(self, worker: Worker, commands: Sequence[str]) -> None:
+        """A worker that has ended had left processes behind; they were ended, too."""
+
 
 class Crew:
     """The workers of one job by device: those that *backend* has started, and guests from elsewhere.
 
     Everything happens in ``pump``, which also calls what others have registered with the ``selector``: functions that
-    take in what has come, and return whether there was something.
+    take in what has come. None of them may block, or raise.
     """
 
     def __init__(self, backend: Backend, owner: Owner) -> None:
@@ -68,6 +77,8 @@ class Crew:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
+        for reader in readers:
+            os.set_blocking(reader, False)  # what the script leaves behind may hold the other end for ever
         try:
             process = self._backend.start(spec, writers[0], writers[1], theirs.fileno())
         finally:
@@ -113,12 +124,12 @@ class Crew:
         return Place(worker.guest_of, worker.process) if worker.guest_of else self._backend.place_of(worker.process)
 
     def pump(self, timeout_seconds: float) -> None:
-        """Take what has come: output first, so that a worker's last words precede its end."""
-        ready = [key for key, _ in self.selector.select(timeout_seconds)]
-        while any(key.data() for key in ready if key.fileobj in self.selector.get_map()):
-            ready = [key for key, _ in self.selector.select(0)]
+        """Take some of what has come, from everyone: who never stops talking keeps nobody from being heard."""
+        for key, _ in self.selector.select(timeout_seconds):
+            if key.fileobj in self.selector.get_map():
+                key.data()
         for end in self._backend.exits(0.0):
-            self._note_exit(end.process, end.code)
+            self._note_exit(end)
 
     def _attend(self, worker: Worker) -> None:
         self.workers[worker.device] = worker
@@ -137,13 +148,25 @@ class Crew:
             if worker.guest_of:
                 self._note_end(worker, 0 if worker.leaving else -signal.SIGKILL)
             return False
+        worker.heard_at = time.monotonic()
         for message in messages:
             if self.workers.get(worker.device) is worker:
-                self._owner.heard(worker, message)
+                self._heed(worker, message)
         return bool(messages)
 
+    def _heed(self, worker: Worker, message: dict[str, Any]) -> None:
+        try:
+            self._owner.heard(worker, message)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            # No message of ours: whatever one worker says, the others go on.
+            _log.warning("device %s said what can't be understood (%r), and is ended", worker.device, error)
+            self._signal(worker, signal.SIGKILL, -signal.SIGKILL)
+
     def _read_output(self, worker: Worker, stream: str, reader: int) -> bool:
-        data = os.read(reader, 1 << 16)
+        try:
+            data = os.read(reader, 1 << 16)
+        except BlockingIOError:
+            return False
         if not data:
             self.selector.unregister(reader)
             return False
@@ -152,10 +175,32 @@ class Crew:
         self._owner.wrote(worker, stream, data)
         return True
 
-    def _note_exit(self, process: int, code: int) -> None:
+    def let_go(self) -> None:
+        """Close all lines, as if this process had died: each worker leaves a checkpoint, and ends."""
+        for worker in (*self.workers.values(), *self._retired.values()):
+            worker.wire.cut()
+
+    def end_silent(self, devices: Iterable[str], seconds: float) -> None:
+        """End those of *devices* whose worker has not shown for so long that it is there."""
+        now = time.monotonic()
+        for device in list(devices):
+            worker = self.workers.get(device)
+            if worker is not None and now - worker.heard_at > seconds:
+                _log.warning("device %s has not been heard of for %.0f s, and is ended", device, seconds)
+                self.kill(device)
+
+    @property
+    def guests(self) -> list[str]:
+        """The devices of workers that were started elsewhere."""
+        return [worker.device for worker in self.workers.values() if worker.guest_of]
+
+    def _note_exit(self, end: Exit) -> None:
+        process, code = end.process, end.code
         known = (w for w in self.workers.values() if w.process == process and not w.guest_of)
         worker = next(known, None) or self._retired.pop(process, None)
         if worker is not None:
+            if end.left:
+                self._owner.left_behind(worker, end.left)
             while worker.wire in self.selector.get_map() and self._read_line(worker):
                 pass  # its last words count, even those that came with its end
             self._note_end(worker, code)

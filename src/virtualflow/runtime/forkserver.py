@@ -18,9 +18,11 @@ import time
 from importlib import import_module
 from typing import Any, NoReturn
 
-from virtualflow.core.processes import die_with_parent
+from virtualflow.core.processes import adopt_orphans, end_children
 from virtualflow.runtime.output import outlasting
 from virtualflow.runtime.spec import WorkerSpec
+
+MOST_TOLD = 8  # of the processes that a worker has left behind
 
 _workers: set[int] = set()
 _patience_seconds = 30.0
@@ -28,6 +30,7 @@ _patience_seconds = 30.0
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the coordinator's business
+    adopt_orphans()  # what a worker leaves behind is ended with it
     connection = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()  # imports leave no garbage, and looking for it takes half a second
     worker = import_module("virtualflow.runtime.worker")
@@ -75,14 +78,15 @@ def _outlive() -> NoReturn:
     while _workers and time.monotonic() < deadline:
         _reap(None)
         time.sleep(0.02)
-    sys.exit(0)  # the kernel ends what is left
+    end_children(spared=set())
+    sys.exit(0)
 
 
 def _become_worker(request: dict[str, Any], descriptors: list[int], worker: Any) -> NoReturn:
     code = 1
     try:
         os.setsid()  # a group of its own, so that all it starts can be ended with it
-        die_with_parent()
+        adopt_orphans()  # as long as it lives: then the server knows whose they were
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.update(request["environment"])
@@ -106,13 +110,19 @@ def _reap(connection: socket.socket | None) -> None:
             return
         if ended is None:
             return
-        # Before the id is given back: whatever the worker started ends with it.
+        # Before the id is given back: whatever the worker started in its group ends with it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(ended.si_pid, signal.SIGKILL)
         _, status = os.waitpid(ended.si_pid, 0)
+        if ended.si_pid not in _workers:
+            continue  # what a worker has left, and ended with it
         _workers.discard(ended.si_pid)
+        left = [child.command for child in end_children(spared=_workers)]
         if connection is not None:
-            _send(connection, {"exited": ended.si_pid, "code": os.waitstatus_to_exitcode(status)})
+            _send(
+                connection,
+                {"exited": ended.si_pid, "code": os.waitstatus_to_exitcode(status), "left": left[:MOST_TOLD]},
+            )
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:

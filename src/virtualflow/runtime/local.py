@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 from virtualflow.core import hashseed
 from virtualflow.core.hashseed import hash_seed_of
+from virtualflow.core.processes import adopt_orphans
 from virtualflow.errors import LaunchError
 from virtualflow.runtime.backend import Exit, Place
 from virtualflow.runtime.spec import WorkerSpec
@@ -43,8 +45,17 @@ class LocalBackend:
         self._outlives_us = outlives_us
         self._exits: list[Exit] = []
         self._alive: set[int] = set()
+        self._adopted: dict[int, int] = {}  # workers whose server was killed: process ids by their descriptors
 
     def __enter__(self) -> Self:
+        self._poll = select.epoll()  # of the server's connection, and of workers that have outlived their server
+        if not self._outlives_us:
+            adopt_orphans()  # the workers, if their server is killed: the job goes on
+        self._start_server()
+        self._receive("ready")
+        return self
+
+    def _start_server(self) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = os.environ | {
             "MKL_CBWR": "AUTO,STRICT",
@@ -55,16 +66,15 @@ class LocalBackend:
         command = [sys.executable, "-m", "virtualflow.runtime.forkserver", str(theirs.fileno())]
         if self._outlives_us:  # no child of ours: whoever ends us ends our children, and it has a checkpoint to see to
             command = ["/bin/sh", "-c", '"$@" &', "sh", *command]
-        self._server = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno(), *self._inherited],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
-        self._receive(START_SECONDS, "ready")
-        return self
+        with theirs:
+            self._server = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno(), *self._inherited],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._poll.register(self._connection, select.EPOLLIN)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -73,7 +83,12 @@ class LocalBackend:
             self.kill(pid, signal.SIGKILL)
         self._server.kill()
         self._server.wait()
+        for pidfd in self._adopted:
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+            os.close(pidfd)
         self._connection.close()
+        self._poll.close()
 
     def check(self, devices: Sequence[str]) -> None:
         """A core runs any number of workers; a worker itself knows whether its accelerator exists."""
@@ -85,12 +100,11 @@ class LocalBackend:
         return self._fork(request, [stdout, stderr, control])
 
     def exits(self, timeout_seconds: float = 0.0) -> list[Exit]:
-        while not self._exits or timeout_seconds == 0.0:
-            self._connection.settimeout(timeout_seconds)
-            try:
-                self._note_exit(self._read())
-            except (TimeoutError, BlockingIOError):
-                break
+        for descriptor, _ in self._poll.poll(timeout_seconds):
+            if descriptor in self._adopted:
+                self._note_end_of_adopted(descriptor)
+            elif descriptor == self._connection.fileno():
+                self._take_what_has_come()
         ended, self._exits = self._exits, []
         return ended
 
@@ -103,35 +117,91 @@ class LocalBackend:
         return Place(LOOPBACK, process)
 
     def fileno(self) -> int:
-        return self._connection.fileno()
+        return self._poll.fileno()
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
-        socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
-        pid = int(self._receive(START_SECONDS, "started")["started"])
+        try:
+            socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+            pid = int(self._receive("started")["started"])
+        except (ServerLostError, BrokenPipeError, ConnectionResetError):
+            self._replace_server()
+            self._receive("ready")
+            socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+            pid = int(self._receive("started")["started"])
         self._alive.add(pid)
         return pid
 
-    def _receive(self, timeout_seconds: float, kind: str) -> dict[str, Any]:
-        self._connection.settimeout(timeout_seconds)
+    def _receive(self, kind: str) -> dict[str, Any]:
+        """Wait for a message of this *kind*."""
+        self._connection.settimeout(START_SECONDS)
         while True:
             try:
                 message = self._read()
             except TimeoutError:
-                raise LaunchError(f"the fork server did not answer within {timeout_seconds:.0f} s") from None
+                raise LaunchError(f"the fork server did not answer within {START_SECONDS:.0f} s") from None
             if kind in message:
                 return message
-            self._note_exit(message)
+            self._note(message)
+
+    def _take_what_has_come(self) -> None:
+        self._connection.setblocking(False)
+        try:
+            while True:
+                self._note(self._read())
+        except BlockingIOError:
+            return
+        except ServerLostError:
+            self._replace_server()
 
     def _read(self) -> dict[str, Any]:
         packet = self._connection.recv(1 << 16)
         if not packet:
-            raise LaunchError(
+            raise ServerLostError(
                 f"the process that workers are forked from ended (exit code {self._server.poll()}). Its own error is "
                 "above; `vf doctor` says what is missing on this machine."
             )
         message: dict[str, Any] = json.loads(packet)
         return message
 
-    def _note_exit(self, message: dict[str, Any]) -> None:
-        self._alive.discard(message["exited"])
-        self._exits.append(Exit(message["exited"], message["code"]))
+    def _note(self, message: dict[str, Any]) -> None:
+        if "exited" in message:
+            self._alive.discard(message["exited"])
+            self._exits.append(Exit(message["exited"], message["code"], tuple(message["left"])))
+
+    def _replace_server(self) -> None:
+        """The server was killed: its workers are ours now, and others will be forked from a new one."""
+        if self._outlives_us:
+            raise LaunchError("the process that workers are forked from was killed")
+        self._server.wait()
+        self._poll.unregister(self._connection)
+        self._connection.close()
+        adopted = self._alive - set(self._adopted.values())
+        for pid in adopted:
+            try:
+                pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:  # it ended, and its server knew
+                self._alive.discard(pid)
+                self._exits.append(Exit(pid, -signal.SIGKILL))
+                continue
+            self._adopted[pidfd] = pid
+            self._poll.register(pidfd, select.EPOLLIN)
+        self._start_server()
+
+    def _note_end_of_adopted(self, pidfd: int) -> None:
+        pid = self._adopted.pop(pidfd)
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # whatever it has started in its group
+        self._alive.discard(pid)
+        code = -signal.SIGKILL if ended is None else _exit_code(ended)
+        self._exits.append(Exit(pid, code))
+
+
+class ServerLostError(LaunchError):
+    """The fork server has ended."""
+
+
+def _exit_code(ended: os.waitid_result) -> int:
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

@@ -7,6 +7,8 @@ is to break the sockets of a group that has lost a member, which frees the train
 from __future__ import annotations
 
 import base64
+import math
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ from virtualflow.runtime.rendezvous import Meetings, TorchGroup
 from virtualflow.runtime.spec import WorkerSpec
 from virtualflow.runtime.wire import Wire, generation_from_json
 
-OVER = 0  # the exit code of a worker that leaves, or that finds that the job goes on without it
+ORPHANED_SECONDS = 10  # beyond two patiences, for a worker without a coordinator to come to its end
 
 
 class Member:
@@ -316,6 +318,9 @@ class Member:
         with self._news:
             self._orphaned = True
             self._news.notify_all()
+        self._meetings.wake()
+        # It leaves a checkpoint at the next boundary; the kernel ends it if its script never comes to one.
+        signal.alarm(math.ceil(2 * self._spec.patience_seconds) + ORPHANED_SECONDS)
 
     def _take_note(self, message: dict[str, Any]) -> None:
         if "generation" in message:

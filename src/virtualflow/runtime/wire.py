@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -20,7 +21,7 @@ class Wire:
 
     def __init__(self, connection: socket.socket, largest: int = LARGEST_MESSAGE) -> None:
         self._connection = connection
-        self._largest = largest
+        self.largest = largest  # bytes of one message that may come
         self._received = b""
         self._sending = threading.RLock()  # a signal handler may send in the middle of a send
 
@@ -49,21 +50,34 @@ class Wire:
             return 0
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have come, at least one unless the connection would block; None at its end."""
+        """The messages that have come, at least one unless the connection would block; None at its end.
+
+        What is no message ends it. An empty line is one without contents: it shows that the other end is there.
+        """
         try:
-            data = self._connection.recv(1 << 20)
+            data = self._connection.recv(min(self.largest, 1 << 20))
         except BlockingIOError:
             return []
         except OSError:
             return None
         *lines, self._received = (self._received + data).split(b"\n")
-        if not data or len(self._received) > self._largest:
+        if not data or max(map(len, (self._received, *lines))) > self.largest:
             return None
         try:
-            messages = [json.loads(line) for line in lines]
-        except ValueError:
+            messages = [json.loads(line or b"{}") for line in lines]
+        except (ValueError, RecursionError):
             return None  # not one of us
         return messages if all(isinstance(message, dict) for message in messages) else None
+
+    def beat(self) -> None:
+        """Show that this end is there."""
+        with contextlib.suppress(OSError), self._sending:
+            self._connection.send(b"\n")
+
+    def cut(self) -> None:
+        """End the connection for both sides; ``receive`` tells of it."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._connection.close()

@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +35,7 @@ from virtualflow.train import trainer as _preloaded  # noqa: F401  (before the f
 from virtualflow.train.seeding import pin_threads, reseed
 from virtualflow.train.step import is_out_of_memory
 
+BEATS = 4  # signs of life within the coordinator's patience
 WITHOUT_TRAINER = (
     "every device trains a copy of its own, of which all but one are lost, because nothing joins them. Let a "
     "vf.Trainer make the steps, as in `trainer = vf.Trainer(...)`, `trainer.step(batch)`; or use one device."
@@ -42,6 +45,7 @@ WITHOUT_TRAINER = (
 def run(spec: WorkerSpec, control: int) -> int:
     """Run the script as one worker of the job; return the process's exit code."""
     wire = Wire(socket.socket(fileno=control))
+    threading.Thread(target=_beat, args=(wire, spec.patience_seconds / BEATS), daemon=True).start()
     snapshot, tell = Path(spec.job_folder, "snapshot"), _line(wire)
     overlay = Overlay(Program.of(snapshot, spec.script), snapshot, tell)
     reading = Reading(overlay, spec.job_folder, lambda: Program.of(snapshot, spec.script), tell)
@@ -71,6 +75,13 @@ def run(spec: WorkerSpec, control: int) -> int:
         )
         wire.send(failure=failure.to_json())
         return 1
+
+
+def _beat(wire: Wire, seconds: float) -> None:
+    """Show the coordinator that this process runs, whatever its script does."""
+    while True:
+        time.sleep(seconds)
+        wire.beat()
 
 
 def _line(wire: Wire) -> Tell:
