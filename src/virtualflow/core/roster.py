@@ -211,6 +211,11 @@ class Roster:
         self.warm.add(device)
         return self._towards_target(now)
 
+    def postpone(self, device: DeviceId, until: float) -> None:
+        """A worker could not be started, for no fault of its own: it is not tried again before then."""
+        self.starting.discard(device)
+        self.back_off.not_before = max(self.back_off.not_before, until)
+
     def holds_state(self, device: DeviceId) -> None:
         self.holding.add(device)
 

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from virtualflow.errors import LaunchError
 from virtualflow.runtime.spec import WorkerSpec
+
+
+class NotReadyError(LaunchError):
+    """No worker can be started now; soon one can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,10 @@ class Backend(Protocol):
         """Raise LaunchError if there are no such *devices*, all at once, to start workers on."""
 
     def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
-        """Start a worker that prints to the given descriptors and hears from *control*; return its number, at once."""
+        """Start a worker that prints to the given descriptors and hears from *control*; return its number, at once.
+
+        Raises NotReadyError if that is not possible now.
+        """
 
     def exits(self, timeout_seconds: float) -> list[Exit]:
         """The processes that have ended since the last call; waits up to *timeout_seconds* for the first."""

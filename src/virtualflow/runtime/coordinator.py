@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import signal
 import time
@@ -16,7 +17,7 @@ from virtualflow.core.mapping import Mapping
 from virtualflow.core.roster import Action, Finish, GiveUp, Kill, Publish, Release, Roster, Start
 from virtualflow.errors import CheckpointError, LaunchError, MappingError
 from virtualflow.runtime import balancing
-from virtualflow.runtime.backend import Backend
+from virtualflow.runtime.backend import Backend, NotReadyError
 from virtualflow.runtime.balancing import Balancing
 from virtualflow.runtime.crew import Crew, Worker
 from virtualflow.runtime.door import parse_address
@@ -29,9 +30,12 @@ from virtualflow.runtime.wire import Wire, generation_to_json
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
 TICK_SECONDS = 0.1
+AGAIN_SECONDS = 0.5  # before a worker that could not be started is tried again
 NOTICES = {signal.SIGINT: "\nstopping with a checkpoint; Ctrl-C again stops at once"}
 NOTICE = "told to end: stopping with a checkpoint"
 LATE_STOP = "the workers did not reach a step boundary in time, so the job was stopped without a new checkpoint\n"
+
+_log = logging.getLogger("virtualflow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,9 +432,9 @@ class Coordinator:
     def _start_joiner(self, device: str) -> None:
         try:
             self._tell_results(self._crew.start(self._spec(device, joins=True)))
-        except (OSError, LaunchError) as error:  # no descriptor or memory is left: later there may be
-            self._say(f"no worker could be started for device {device}: {error}")
-            self._carry_out(self.roster.gone(device, time.monotonic()))
+        except (OSError, NotReadyError) as error:  # no descriptor is left, or no process to fork from: soon there is
+            _log.info("no worker can be started for device %s now: %s", device, error)
+            self.roster.postpone(device, time.monotonic() + AGAIN_SECONDS)
 
     def left_behind(self, worker: Worker, commands: Sequence[str]) -> None:
         """A worker that has ended had left processes behind; they were ended, too."""

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -74,18 +75,22 @@ class Crew:
         return not self.workers and not self._retired
 
     def start(self, spec: WorkerSpec) -> Worker:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
-        for reader in readers:
-            os.set_blocking(reader, False)  # what the script leaves behind may hold the other end for ever
-        try:
-            process = self._backend.start(spec, writers[0], writers[1], theirs.fileno())
-        finally:
-            theirs.close()
-            for writer in writers:
-                os.close(writer)
-        worker = Worker(spec.device, process, Wire(ours), list(readers))
+        with ExitStack() as ends, ExitStack() as theirs:
+            ours, control = socket.socketpair()
+            ends.callback(ours.close)
+            theirs.callback(control.close)
+            ours.setblocking(False)
+            readers, writers = [], []
+            for _ in ("stdout", "stderr"):
+                reader, writer = os.pipe()
+                ends.callback(os.close, reader)
+                theirs.callback(os.close, writer)
+                os.set_blocking(reader, False)  # what the script leaves behind may hold the other end for ever
+                readers.append(reader)
+                writers.append(writer)
+            process = self._backend.start(spec, writers[0], writers[1], control.fileno())
+            ends.pop_all()
+        worker = Worker(spec.device, process, Wire(ours), readers)
         if worker.device in self.workers:
             self._retired[self.workers[worker.device].process] = self.workers[worker.device]
         for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):

@@ -63,6 +63,7 @@ def _handle(connection: socket.socket, worker: Any) -> None:
     request = json.loads(message)
     child = os.fork()
     if child == 0:
+        connection.close()  # or nobody would see when the server ends
         _become_worker(request, descriptors, worker)
     for descriptor in descriptors:
         os.close(descriptor)

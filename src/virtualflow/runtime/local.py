@@ -18,7 +18,7 @@ from virtualflow.core import hashseed
 from virtualflow.core.hashseed import hash_seed_of
 from virtualflow.core.processes import adopt_orphans
 from virtualflow.errors import LaunchError
-from virtualflow.runtime.backend import Exit, Place
+from virtualflow.runtime.backend import Exit, NotReadyError, Place
 from virtualflow.runtime.spec import WorkerSpec
 
 LOOPBACK = "127.0.0.1"
@@ -52,7 +52,7 @@ class LocalBackend:
         if not self._outlives_us:
             adopt_orphans()  # the workers, if their server is killed: the job goes on
         self._start_server()
-        self._receive("ready")
+        self._note(self._receive("ready"))
         return self
 
     def _start_server(self) -> None:
@@ -74,6 +74,7 @@ class LocalBackend:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        self._is_ready = False
         self._poll.register(self._connection, select.EPOLLIN)
 
     def __exit__(
@@ -120,14 +121,15 @@ class LocalBackend:
         return self._poll.fileno()
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        self._take_what_has_come()
+        if not self._is_ready:
+            raise NotReadyError("the process that workers are forked from was killed, and another one is starting")
         try:
             socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
             pid = int(self._receive("started")["started"])
         except (ServerLostError, BrokenPipeError, ConnectionResetError):
             self._replace_server()
-            self._receive("ready")
-            socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
-            pid = int(self._receive("started")["started"])
+            raise NotReadyError("the process that workers are forked from was killed") from None
         self._alive.add(pid)
         return pid
 
@@ -154,7 +156,10 @@ class LocalBackend:
             self._replace_server()
 
     def _read(self) -> dict[str, Any]:
-        packet = self._connection.recv(1 << 16)
+        try:
+            packet = self._connection.recv(1 << 16)
+        except ConnectionResetError:  # it had not read everything yet
+            packet = b""
         if not packet:
             raise ServerLostError(
                 f"the process that workers are forked from ended (exit code {self._server.poll()}). Its own error is "
@@ -164,6 +169,7 @@ class LocalBackend:
         return message
 
     def _note(self, message: dict[str, Any]) -> None:
+        self._is_ready |= "ready" in message
         if "exited" in message:
             self._alive.discard(message["exited"])
             self._exits.append(Exit(message["exited"], message["code"], tuple(message["left"])))
@@ -172,7 +178,7 @@ class LocalBackend:
         """The server was killed: its workers are ours now, and others will be forked from a new one."""
         if self._outlives_us:
             raise LaunchError("the process that workers are forked from was killed")
-        self._server.wait()
+        self._server.wait()  # it has ended, or is about to
         self._poll.unregister(self._connection)
         self._connection.close()
         adopted = self._alive - set(self._adopted.values())
