@@ -6,18 +6,19 @@ one call to the next, wherever it hides, has changed by then: it is refused befo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from virtualflow.errors import HiddenStateError
 from virtualflow.train.scalars import StepScalars
 from virtualflow.train.state import Parts, bytes_of, flattened, joined
 
+MOST_ITEMS = 1000  # of an attribute that is looked at: a vocabulary is no state
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -92,21 +93,26 @@ def attributes(parts: Parts) -> Iterator[tuple[str, Any]]:
     """What the modules of a job hold in attributes that are neither parameters, buffers nor modules."""
     for name, module in parts.named_modules():
         for key, value in vars(module).items():
-            if not key.startswith("_") and key != "training" and not isinstance(value, nn.Module):
+            if key.startswith("_") or key == "training" or isinstance(value, nn.Module):
+                continue
+            if not isinstance(value, Sized) or isinstance(value, Tensor) or len(value) <= MOST_ITEMS:
                 yield joined(name, key), value
 
 
 def digest_of(value: Any) -> str:
-    """Stands for the tensors and plain values in *value*; what is neither counts by its type."""
+    """Stands for the tensors and plain values in *value*; what is neither, or can't be read, counts by its type."""
     sha = hashlib.blake2b(digest_size=12)
-    for name, item in flattened(value, ""):
-        sha.update(f"{name}\0{type(item).__name__}\0".encode())
-        if isinstance(item, Tensor):
-            sha.update(f"{item.dtype} {tuple(item.shape)}\0".encode())
-            if item.layout == torch.strided and not item.is_nested:
-                sha.update(bytes_of(item))
-        elif isinstance(item, np.ndarray | np.generic) and not item.dtype.hasobject:
-            sha.update(np.ascontiguousarray(item).tobytes())
-        elif isinstance(item, _PLAIN):
-            sha.update(repr(item).encode())
+    with contextlib.suppress(RecursionError):  # it holds itself
+        for name, item in flattened(value, ""):
+            sha.update(f"{name}\0{type(item).__name__}\0".encode())
+            with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):  # a form without plain bytes
+                sha.update(_bytes_of(item))
     return sha.hexdigest()
+
+
+def _bytes_of(item: Any) -> Any:
+    if isinstance(item, Tensor):
+        return f"{item.dtype} {tuple(item.shape)}\0".encode() + bytes(bytes_of(item))
+    if isinstance(item, np.ndarray | np.generic) and not item.dtype.hasobject:
+        return np.ascontiguousarray(item).tobytes()
+    return repr(item).encode() if isinstance(item, _PLAIN) else b""

@@ -91,8 +91,8 @@ class Settings:
     def _changed_attributes(self) -> dict[str, dict[str, Any]]:
         """Plain attributes, such as a dropout rate, that have another value than when the Trainer was made.
 
-        Not private ones that were born since: a library notes there what it has done in this process, such as hooks
-        that it has put onto the model.
+        Not a module's private ones that were born since: a library notes there what it has done in this process, such
+        as hooks that it has put onto the model.
         """
         changed = {}
         for name, owner in self._owners():
@@ -100,7 +100,8 @@ class Settings:
             values = {
                 key: value
                 for key, value in _plain_attributes(owner).items()
-                if before.get(key, _ABSENT) != value and not (key.startswith("_") and key not in before)
+                if before.get(key, _ABSENT) != value
+                and not (key.startswith("_") and key not in before and name != OPTIMIZER)
             }
             if values:
                 changed[name] = values

@@ -8,6 +8,7 @@ schedule, a memory. Nobody can know whether anything depends on it, so it is tol
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
 import sysconfig
 import time
@@ -67,7 +68,8 @@ class Variables:
         for frame in _frames():
             for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
                 if not name.startswith("_") and name not in found:
-                    found |= looked.at(name, value, 0)
+                    with contextlib.suppress(Exception):  # of an object that does not bear to be looked at
+                        found |= looked.at(name, value, 0)
         return found
 
 
