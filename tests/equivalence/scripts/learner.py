@@ -59,13 +59,9 @@ class Learner:
                 callback.on_epoch_end(self, meter)
 
 
-def main():
+if __name__ == "__main__":
     vf.seed(3)
     data = TensorDataset(torch.randn(44, 10), torch.randint(0, 3, (44,)))
     learner = Learner(epochs=3, callbacks=[Logger()])
     learner.fit(data)
     print(learner.trainer.digest())
-
-
-if __name__ == "__main__":
-    main()
