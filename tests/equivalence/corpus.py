@@ -5,6 +5,7 @@ whichever way it is run. Otherwise one or more of these lines say what happens i
 
     Refused: HiddenStateError "discriminator"
     Refused when grown, killed: CollectiveError "vf.State"
+    Warned when resumed: "'best' had changed by then"
     Not promised when resumed: its variables are gone
     Equal up to rounding
 """
@@ -59,6 +60,7 @@ class Script:
 
     path: Path
     refusals: dict[str, Refusal]  # by the way it is run
+    warnings: dict[str, str]  # what it is told instead of the same bits, by the way it is run
     skipped: frozenset[str]  # ways that nothing is promised for
     rounded: bool
 
@@ -68,8 +70,11 @@ class Script:
         refusals: dict[str, Refusal] = {}
         for ways, error, says in re.findall(r'^Refused(?: when (.+?))?: (\w+) "(.+)"$', text, re.MULTILINE):
             refusals |= dict.fromkeys(_ways(ways), Refusal(error, says))
+        warnings: dict[str, str] = {}
+        for ways, says in re.findall(r'^Warned when (.+?): "(.+)"$', text, re.MULTILINE):
+            warnings |= dict.fromkeys(_ways(ways), says)
         skipped = [way for ways in re.findall(r"^Not promised when (.+?):", text, re.MULTILINE) for way in _ways(ways)]
-        return cls(path, refusals, frozenset(skipped), "\nEqual up to rounding" in text)
+        return cls(path, refusals, warnings, frozenset(skipped), "\nEqual up to rounding" in text)
 
     @property
     def name(self) -> str:
@@ -318,6 +323,9 @@ class Runner:
         ran = self.run(script, way, calm)
         if way in script.refusals:
             _check_refused(script, way, ran)
+        elif way in script.warnings:
+            if ran.failure or script.warnings[way] not in " ".join(ran.text.split()):
+                raise BrokenPromiseError(f'{script.name}, {way}: no word of "{script.warnings[way]}", it {ran.how}')
         else:
             _check_equal(script, way, ran, calm or ran)
         return ran

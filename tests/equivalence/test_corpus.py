@@ -51,6 +51,11 @@ PART = {
     "vocabulary_from_a_set": ("python",),
     "scaler_without_examples": ("3 devices",),
     "writes_its_weights": (),
+    "annealing_counter": (),
+    "rng_in_the_dataset": (),
+    "dqn_undeclared": ("grown",),
+    "ema_undeclared": ("resumed",),
+    "learner": ("grown",),
 }
 
 

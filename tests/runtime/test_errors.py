@@ -294,10 +294,19 @@ train(make(Hidden()), regression())
 """
 
 
-def test_the_audit_finds_a_counter_in_a_module(job) -> None:  # type: ignore[no-untyped-def]
-    assert job(HIDDEN)[0].outcome.code == 0
-    finished, _ = job(HIDDEN, audit=True)
-    assert "hidden state: in step 0, virtual node" in finished.failure
+def test_a_counter_in_a_module_is_refused_in_the_first_step(job) -> None:  # type: ignore[no-untyped-def]
+    finished, _ = job(HIDDEN)
+    assert "keeps something in 'calls'" in finished.failure
+    assert not finished.steps
+
+
+LATER = HIDDEN.replace("0.01 * self.calls", "(self.calls > 9)")
+
+
+def test_the_audit_finds_a_counter_in_a_module_that_counts_later(job) -> None:  # type: ignore[no-untyped-def]
+    assert job(LATER)[0].outcome.code == 0
+    finished, _ = job(LATER, audit=True)
+    assert "hidden state: in step" in finished.failure
     assert finished.outcome.failure is not None
     assert finished.outcome.failure.kind == "HiddenStateError"
 

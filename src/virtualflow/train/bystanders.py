@@ -7,12 +7,14 @@ a worker that joins would begin with another one.
 
 from __future__ import annotations
 
+import dis
 import functools
 import random
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -48,10 +50,15 @@ class Bystanders:
         self._declared = {id(item) for item in state}
         self._prints: dict[int, tuple[str, Stateful, Print]] = {}
         self._own: set[int] = set()  # modules and tensors of the job
+        self._written = _written_by(loss_fn)
+        self.set_anew: list[str] = []  # by a virtual node: harmless, unless the next one reads it
 
     @contextmanager
     def watched(self, step: int, node: int) -> Iterator[None]:
-        """Look at what a virtual node uses, and refuse what it leaves changed."""
+        """Look at what a virtual node uses, and refuse what it leaves changed.
+
+        A name that it sets anew, as a class that keeps its last batch does, is noted: a replay tells if it matters.
+        """
         self._own = {id(module) for module in self._parts.modules()}
         self._own |= {id(tensor) for tensor in self._parts.parameters().values()} | {
             id(b[3]) for b in self._parts.buffers()
@@ -96,6 +103,9 @@ class Bystanders:
         by_loop = self._what == "loss_fn" and not in_forward
         named = {} if by_loop else dict(_reachable(self._loss_fn))
         for name, item, before in self._prints.values():
+            if in_forward and self._sets(name) and named.get(name) is not item and _print(item) == before:
+                self.set_anew += [name] if name not in self.set_anew else []
+                continue
             current = named.get(name, item) if type(named.get(name, item)) is type(item) else item
             if id(item) not in trained and _print(current) != before:
                 raise HiddenStateError(_reason(self._what, name, item, when, in_forward))
@@ -103,14 +113,19 @@ class Bystanders:
     def tensors(self) -> Iterator[tuple[str, str]]:
         """The tensors and generators that the function names and nobody declared, in words: on all workers the same."""
         for name, item in _reachable(self._loss_fn):
-            if id(item) not in self._own | self._declared and not isinstance(item, nn.Module):
-                yield f"{self._what}'s {name!r}", " ".join(map(str, _print(item)))
+            if id(item) in self._own | self._declared or isinstance(item, nn.Module) or self._sets(name):
+                continue
+            yield f"{self._what}'s {name!r}", " ".join(map(str, _print(item)))
 
     def numbers(self) -> dict[str, str]:
         """The numbers and the like that the function's own code names."""
         plain = self._loss_fn.__func__ if isinstance(self._loss_fn, MethodType) else self._loss_fn
         named = named_in(plain) if isinstance(plain, FunctionType) else ()
         return {name: repr(value) for name, value in named if isinstance(value, bool | int | float | str)}
+
+    def _sets(self, name: str) -> bool:
+        """Whether the function's own code gives *name* another value."""
+        return any(part in self._written for part in re.split(r"\W+", name))
 
     def _meet(self, item: Stateful, name: str | None = None) -> None:
         if id(item) in self._own or id(item) in self._prints or id(item) in self._declared:
@@ -123,6 +138,25 @@ class Bystanders:
     def _is_within_another(self, item: nn.Module) -> bool:
         known = (other for _, other, _ in self._prints.values() if isinstance(other, nn.Module))
         return any(item is module for other in known for module in other.modules())
+
+
+def _written_by(function: Callable[..., Any]) -> set[str]:
+    """The attributes and variables that *function* sets, or a method that it calls on its object."""
+    plain = function.__func__ if isinstance(function, MethodType) else function
+    owner = type(function.__self__) if isinstance(function, MethodType) else type(function)
+    codes: list[CodeType] = [plain.__code__] if isinstance(plain, FunctionType) else []
+    if not codes and isinstance(call := vars(owner).get("__call__"), FunctionType):
+        codes = [call.__code__]
+    written: set[str] = set()
+    for code in codes:  # which grows meanwhile
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"):
+                written.add(instruction.argval)
+        found = [const for const in code.co_consts if isinstance(const, CodeType)]
+        methods = (getattr(owner, name, None) for name in code.co_names)
+        found += [method.__code__ for method in methods if isinstance(method, FunctionType)]
+        codes += [each for each in found if each not in codes]
+    return written
 
 
 def _tensor_ids(module: nn.Module) -> set[int]:

@@ -59,6 +59,14 @@ def fetching() -> Request | None:
     return _fetching
 
 
+_looking = False
+
+
+def is_looking() -> bool:
+    """Whether an example is loaded only to be compared, not to be trained on."""
+    return _looking
+
+
 class ShardDataset:
     """Loads a whole shard for each request; runs in the training thread or in a loader process."""
 
@@ -89,13 +97,14 @@ class ShardDataset:
     def _loaded(self, request: Request, indices: list[int]) -> Batch:
         if self._collate_fn is None and (rows := gathered(self.dataset, indices)) is not None:
             return rows
-        examples = []
-        for index in indices:
-            # Seeded by epoch and example: augmentation gives the same on any device and any loader process.
-            reseed(derive(self._seed, "example", request.epoch, index))
-            examples.append(self.dataset[index])
+        examples = [self.example(request.epoch, index) for index in indices]
         reseed(derive(self._seed, "collate", request.epoch, request.step, request.virtual_node))
         return (self._collate_fn or default_collate)(examples)
+
+    def example(self, epoch: int, index: int) -> Any:
+        """One example, seeded by epoch and example: augmentation gives the same on any device and loader process."""
+        reseed(derive(self._seed, "example", epoch, index))
+        return self.dataset[index]
 
 
 def gathered(dataset: Dataset, indices: list[int]) -> list[Tensor] | None:
@@ -185,6 +194,15 @@ class Feed:
     def fetches_ahead(self) -> bool:
         """Whether shards that were announced are loaded while others are in use."""
         return bool(self._loader_workers)
+
+    def example(self, epoch: int, index: int) -> Any:
+        """One example, loaded here and now, to look at it."""
+        global _looking
+        _looking = True
+        try:
+            return self._shards.example(epoch, index)
+        finally:
+            _looking = False
 
     def announce(self, requests: Iterable[Request]) -> None:
         """Say which shards will be asked for, in order; what was fetched for an earlier announcement is dropped."""

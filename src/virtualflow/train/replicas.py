@@ -11,6 +11,7 @@ from virtualflow.train.peers import Peers
 from virtualflow.train.snapshot import Live
 from virtualflow.train.state import contents, described, digest
 
+CAUSES = ("the optimizer's group", "loss_fn's", "state ", "requires_grad of", "the mode of")
 NAMED = 3  # differences told of one worker
 
 
@@ -84,7 +85,9 @@ def _hash(named: Iterable[tuple[str, str]]) -> str:
 
 
 def _odd_names(theirs: dict[str, str], leads: dict[str, str]) -> list[str]:
-    return [name for name in {**leads, **theirs} if theirs.get(name) != leads.get(name)]
+    """What differs; settings first, since tensors that differ are often what they have led to."""
+    odd = [name for name in {**leads, **theirs} if theirs.get(name) != leads.get(name)]
+    return sorted(odd, key=lambda name: not name.startswith(CAUSES))
 
 
 def _differences(device: str, theirs: dict[str, str], lead: str, leads: dict[str, str]) -> str:
@@ -102,8 +105,8 @@ def _cause(names: list[str], equal_at: int) -> str:
     if first.startswith("the optimizer's group"):
         return (
             "A learning rate or another setting of the optimizer was changed on some workers only: by code behind `if "
-            "trainer.is_lead`, by a schedule that is not in state=[...], or by a variable of the script that is not "
-            "in a vf.State()."
+            "trainer.is_lead`, by a schedule that is not in state=[...], by a variable of the script that is not in a "
+            "vf.State(), or by a count of batches (enumerate) that begins anew on a worker that joins: use batch.step."
         )
     if first.startswith("loss_fn's"):
         return (

@@ -89,12 +89,19 @@ class Settings:
         return [*self._parts.named_modules(), (OPTIMIZER, self._optimizer)]
 
     def _changed_attributes(self) -> dict[str, dict[str, Any]]:
-        """Plain attributes, such as a dropout rate, that have another value than when the Trainer was made."""
+        """Plain attributes, such as a dropout rate, that have another value than when the Trainer was made.
+
+        Not a module's private ones that were born since: a library notes there what it has done in this process, such
+        as hooks that it has put onto the model.
+        """
         changed = {}
         for name, owner in self._owners():
             before = self._attributes.get(name, {})
             values = {
-                key: value for key, value in _plain_attributes(owner).items() if before.get(key, _ABSENT) != value
+                key: value
+                for key, value in _plain_attributes(owner).items()
+                if before.get(key, _ABSENT) != value
+                and not (key.startswith("_") and key not in before and name != OPTIMIZER)
             }
             if values:
                 changed[name] = values

@@ -17,8 +17,10 @@ from virtualflow.train import optimizer_state
 from virtualflow.train.accumulate import is_dense
 from virtualflow.train.buffers import Buffers, register
 from virtualflow.train.reduction import Reduction
+from virtualflow.train.samples import Samples
 from virtualflow.train.settings import Settings
 from virtualflow.train.state import Parts, named_parameters
+from virtualflow.train.variables import Variables
 
 SMALL_BYTES = 1 << 20  # tensors below this travel together
 _TENSOR = "a tensor of the state"
@@ -51,6 +53,8 @@ class Live:
     settings: Settings
     state: tuple[Any, ...]
     grad_scaler: torch.amp.GradScaler | None
+    samples: Samples
+    variables: Variables
 
 
 def take(live: Live, position: Position) -> dict[str, Any]:
@@ -64,6 +68,8 @@ def take(live: Live, position: Position) -> dict[str, Any]:
         "optimizer": live.optimizer.state_dict(),
         "settings": live.settings.take(),
         "grids": live.reduction.grids,
+        "samples": live.samples.take() if position.in_pass and not position.finished else {},
+        "variables": live.variables.changed,
         "grad_scaler": live.grad_scaler.state_dict() if live.grad_scaler is not None else None,
     }
 

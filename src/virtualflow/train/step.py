@@ -25,6 +25,7 @@ from virtualflow.train.loss import Loss, read_loss
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.reduction import Reduction
+from virtualflow.train.replay import Replays
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
 from virtualflow.train.seeding import check_threads, reseed
 from virtualflow.train.state import Parts, named_parameters
@@ -89,6 +90,7 @@ class StepRunner:
         self._pace = pace
         self._bystanders = bystanders
         self._steps = 0  # that this worker has made
+        self._replays = Replays(parts)
         self._must_be_finite = settings.on_nan == "raise" and grad_scaler is None
         reduction.finds_not_finite = self._must_be_finite
         if grad_scaler is not None:
@@ -122,13 +124,16 @@ class StepRunner:
 
     def _attempts(self, batch: GlobalBatch, global_step: int, feed: Feed) -> tuple[_Attempt, StepScalars]:
         """Try until the sums are right; they are then those of all workers."""
+        self._replays.forget()
         for number in range(MAX_ATTEMPTS):
             attempt = _Attempt(batch, global_step, number)
             packed = self._peers.agree(lambda: self._attempt(attempt, feed))  # noqa: B023  (called at once)
             faults.reach("after the scalars")
             scalars = read_scalars(packed, self._settings.virtual_nodes)
+            self._replays.compare(global_step, scalars, self._bystanders.set_anew)
             if any(report.born for report in scalars.nodes.values()):
                 self._share_births(global_step)
+                self._replays.forget()  # the next attempt begins with other buffers
             elif self._reduction.accept(scalars.peaks):
                 return attempt, scalars
         raise HiddenStateError(
@@ -204,6 +209,8 @@ class StepRunner:
             self._audit.begin_node(self._reduction, node)
         try:
             faults.reach("forward")
+            if self._steps == 0:
+                self._replays.loaded(node, shard.batch)
             watch = self._bystanders.watched(attempt.global_step, node) if self._steps == 0 else nullcontext()
             with watch:
                 loss = read_loss(self._settings.loss_fn(self._model, shard.batch), shard.examples)
@@ -222,6 +229,8 @@ class StepRunner:
                 raise HiddenStateError(_graph_advice(node, attempt.global_step)) from error
             raise
         self._untouched.check_node(attempt.global_step)
+        if self._steps == 0:
+            self._replays.ran(node)
         self._buffers.compare()
         born = self._buffers.end_node(node)
         integers = self._buffers.integers()

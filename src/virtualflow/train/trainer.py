@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,11 +48,13 @@ from virtualflow.train.peers import Peers
 from virtualflow.train.recorded import Recorded
 from virtualflow.train.reduction import ExactReduction, FastReduction
 from virtualflow.train.replicas import Replicas
+from virtualflow.train.samples import Samples
 from virtualflow.train.seeding import generators_kept, make_deterministic, pin_threads, reseed, seeded
 from virtualflow.train.settings import Settings
 from virtualflow.train.snapshot import Live, Position
 from virtualflow.train.state import Parts, contents, digest, named_parameters, tensors_in
 from virtualflow.train.step import LossFn, StepResult, StepRunner, StepSettings
+from virtualflow.train.variables import MOST_NAMED, Variables
 
 COMPARE_EVERY = 100  # steps, on mixed device types
 
@@ -116,7 +120,17 @@ class Trainer:
         reducer = kind(named_parameters(model), buffers, len(self._sizes))
         settings = Settings(parts, optimizer, state)
         strays.declare((optimizer, *state))
-        self._live = Live(parts, optimizer, reducer, buffers, settings, state, grad_scaler)
+        self._live = Live(
+            parts,
+            optimizer,
+            reducer,
+            buffers,
+            settings,
+            state,
+            grad_scaler,
+            Samples(),
+            Variables(parts, (optimizer, grad_scaler, *state)),
+        )
         self._bystanders = Bystanders(loss_fn, parts, state)
         self._runner = StepRunner(
             parts,
@@ -139,6 +153,7 @@ class Trainer:
         self._position = Position(chain=EMPTY_CHAIN)
         self._top: dict[str, Any] | None = None  # the settings as they were at the top of the epoch
         self._entering: dict[str, Any] | None = None  # the state with which this worker comes into a running epoch
+        self._resumed = False
         self._resumable: bool | None = None  # as soon as it trains: whether it is the script's first that does
         self._in_epochs = False
         self._pass_begun = False
@@ -170,6 +185,7 @@ class Trainer:
         """The epochs up to *count* that are still to do: after ``load``, those after the checkpoint."""
         if self._resumable is None:
             self._resumable = self._membership.begin_training()
+        self._live.variables.before_the_loop()
         if self._membership.joining:
             parameters = sum(parameter.nbytes for parameter in self._live.parts.parameters().values())
             allocator.have_ready(4 * parameters)  # the state that comes, with an optimizer's, and the sums
@@ -204,6 +220,11 @@ class Trainer:
 
     def batches(self, dataset: Dataset) -> Iterator[GlobalBatch]:
         """The global batches of this epoch: for ``step``, once each, from where the job stands."""
+        passing = self._batches(dataset)
+        self._passing = weakref.ref(passing)
+        return passing
+
+    def _batches(self, dataset: Dataset) -> Generator[GlobalBatch]:
         if not self._in_epochs or self._pass_begun:
             raise ConfigError(
                 "trainer.batches(dataset) goes once into each round of `for epoch in trainer.epochs(n):`, because an "
@@ -213,6 +234,7 @@ class Trainer:
         self._pass_begun = True
         epoch = self._loading.epoch(dataset, self._position.epoch)
         self._feed = feed = self._loading.kept_feed(dataset)
+        self._live.samples.begin(feed, epoch.number, length_of(dataset, "batches"))
         self._enter_pass()
         if self._membership.job.profiling is not None:
             length = length_of(dataset, "batches")
@@ -237,11 +259,41 @@ class Trainer:
 
     def _enter_pass(self) -> None:
         """The script is where the job is: from here on this worker has the job's state."""
+        self._live.variables.enter_pass()
         if self._entering is not None and self._position.in_pass:
             snapshot.put(self._live, self._entering)
             self._replicas.equal_at = self.global_step
+            if not self._membership.job.mixed:  # their kernels round differently
+                than = "when the checkpoint was written" if self._resumed else "on the other workers"
+                where = f"on device {self._membership.device} than {than}"
+                self._live.samples.check(self._entering.get("samples", {}), where)
+        by_hand = self._resumed and self._membership.job.resume_from is None  # whose script has its own ways
+        if self._entering is not None and not by_hand:
+            self._tell_of_variables(self._live.variables.missing(self._entering.get("variables", {})))
+        if self._entering is not None and self._resumed and self._position.step and self._is_enumerated():
+            self._say_once(
+                f"this job is resumed at step {self._position.step} of an epoch, while enumerate(trainer.batches(...)) "
+                "counts from 0. If anything but what is printed depends on that number (a schedule, a rate), use "
+                "batch.step, which counts within the epoch, or trainer.global_step."
+            )
         self._entering = None
         self._position.in_pass = self._recorded.in_pass = True
+
+    def _is_enumerated(self) -> bool:
+        """Whether the script counts the batches by itself."""
+        return any(isinstance(holder, enumerate) for holder in gc.get_referrers(self._passing()))
+
+    def _tell_of_variables(self, lost: list[str]) -> None:
+        how = "this job is resumed" if self._resumed else f"device {self._membership.device} has joined a running job"
+        names = ", ".join(map(repr, lost[:MOST_NAMED])) + (" and others" if len(lost) > MOST_NAMED else "")
+        if lost and (self.is_lead or not self._resumed):
+            warnings.warn(
+                f"{how}, and runs the script from the top: {names} had changed by then, and here they have not. If "
+                "what is trained, or printed, depends on them, keep them in the job: progress = vf.State(best=..., "
+                "bad=0) and vf.Trainer(..., state=[progress]); modules, schedules, lists and dicts go into state=[...] "
+                "as they are.",
+                stacklevel=4,
+            )
 
     def step(self, batch: GlobalBatch) -> float:
         """Train on one global batch; return its mean loss, the same on every worker."""
@@ -329,7 +381,9 @@ class Trainer:
         saved = checkpoint.read(path)
         if not force:
             checkpoint.check_same_job(path, saved["job"], self._job_facts())
-        elif saved["job"].get("node_sizes") != self._job_facts()["node_sizes"]:
+        else:
+            saved["samples"] = {}
+        if force and saved["job"].get("node_sizes") != self._job_facts()["node_sizes"]:
             saved["grids"] = {}
         position = Position(**saved["position"])
         inside = position.in_pass and not position.finished
@@ -340,7 +394,7 @@ class Trainer:
                 snapshot.put(self._live, copy.deepcopy(saved))
         else:
             snapshot.put(self._live, saved)
-        self._position, self._entering = position, saved
+        self._position, self._entering, self._resumed = position, saved, True
         self._recorded.replay([*saved["between"], *(saved["results"] if inside else [])])
         self._check_replicas("load", "after load")
         self._events.write(Loaded(self.global_step, str(path), self._position.chain))
@@ -526,8 +580,17 @@ class Trainer:
         value = self._check_replicas("the end of an epoch", f"at the end of epoch {epoch.number}")
         if difference := self._replicas.odd_number("the end of an epoch", self.global_step):
             self._say_once(difference)
+        self._check_samples()
         self._tell_of_changes()  # the last step of a job has no boundary after it
         self._events.write(EpochEnded(epoch.number, self.global_step - 1, value))
+
+    def _check_samples(self) -> None:
+        """Whoever came between two epochs has trained on the dataset that he made: is it that of the others?"""
+        if any(change.joined for change in self._membership.changes) and not self._membership.job.mixed:
+            mine = self._live.samples.take() if self.is_lead else {}
+            everyone = self._peers.exchanged("the end of an epoch", self.global_step, mine)
+            where = f"on device {self._membership.device} than on device {self._membership.devices[0]}"
+            self._live.samples.check(everyone[0], where)
 
     def _check_replicas(self, call: str, when: str) -> str:
         if odd := self._replicas.odd(call, self.global_step):

@@ -1,7 +1,7 @@
 """A centre that the loop moves and loss_fn reads: a plain tensor, which a worker that joins begins anew.
 
 Refused when grown, killed: ReplicaError "centre"
-Not promised when resumed: it begins anew
+Warned when resumed: "'centre' had changed by then"
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Early stopping that counts in plain variables, which a worker that joins does not have.
 
 Refused when grown, killed: CollectiveError "vf.State"
-Not promised when resumed: its variables begin anew
+Warned when resumed: "'best' had changed by then"
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Evaluates after each epoch and saves the best model so far; the best accuracy is a plain variable.
 
 Refused when grown, killed: CollectiveError "vf.State"
-Not promised when resumed: its variables begin anew
+Warned when resumed: "'best' had changed by then"
 """
 
 import os
