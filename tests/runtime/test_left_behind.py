@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from tests.conftest import Launcher
-from tests.runtime.driven import TRAIN, Driven, to
+from tests.runtime.driven import TRAIN, Deed, Driven, to
 from tests.runtime.test_joiners import assert_same
 from virtualflow.runtime.coordinator import Coordinator
 from virtualflow.runtime.local import LocalBackend
@@ -86,8 +86,14 @@ def test_a_fork_server_that_is_killed_ends_no_job_and_is_replaced(tmp_path: Path
         def kill_worker(coordinator: Coordinator) -> None:
             os.kill(coordinator.state()["workers"][1]["pid"], signal.SIGKILL)
 
+        def replaced(failures: int) -> Deed:
+            return lambda coordinator: coordinator.roster.failures == failures and coordinator.roster.is_settled
+
         calm = Driven(own, tmp_path / "calm", script).run()
-        plan = [(3, kill_server), (6, to(3)), (9, kill_worker), (12, kill_server), (15, kill_worker), (16, to(2))]
+        plan = [
+            *((3, kill_server), (6, to(3)), (9, kill_worker), (9, replaced(1))),
+            *((12, kill_server), (15, kill_worker), (15, replaced(2))),
+        ]
         finished = Driven(own, tmp_path / "disturbed", script).run(2, plan)
     assert_same(calm, finished)
-    assert [len(change.devices) for change in finished.changes] == [3, 2, 3, 2, 3, 2]
+    assert [len(change.devices) for change in finished.changes] == [3, 2, 3, 2, 3]
