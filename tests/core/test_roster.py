@@ -334,6 +334,31 @@ def test_a_worker_that_was_told_to_go_leaves_and_is_not_replaced() -> None:
     assert roster.is_settled
 
 
+def test_a_worker_that_was_told_to_go_does_not_wait_for_those_who_start() -> None:
+    roster = running("01")
+    assert roster.resize(("0", "1", "2"), 0.0) == [Start("2")]
+    new = published(roster.leaves("1", 1.0))
+    assert (new.devices, new.joining) == (("0",), ())
+    assert all_formed(roster) == [Release("1")]
+    assert published(roster.ready("2", 2.0)).devices == ("0", "2")
+
+
+def test_a_job_whose_workers_are_all_told_to_go_waits_for_others_with_patience_and_then_stops() -> None:
+    roster = running("0")
+    assert roster.resize(("0", "1"), 0.0) == [Start("1")]
+    assert roster.leaves("0", 1.0) == []  # it alone has the state
+    assert roster.tick(2.0) == []
+    assert Publish(Generation(1, "stop", ("0",))) in roster.tick(1.0 + roster.patience_seconds + 1)
+
+
+def test_who_takes_over_from_a_worker_that_was_told_to_go_gets_the_state() -> None:
+    roster = running("0")
+    roster.resize(("0", "1"), 0.0)
+    roster.leaves("0", 1.0)
+    new = published(roster.ready("1", 5.0))
+    assert (new.devices, new.joining, new.sender) == (("1",), ("1",), "0")
+
+
 def test_a_worker_that_was_told_to_go_and_dies_first_is_not_replaced_either() -> None:
     roster = running("012")
     roster.leaves("0", 0.0)

@@ -75,6 +75,7 @@ class Roster:
     guests: set[DeviceId] = field(default_factory=set)  # started elsewhere
     starting: set[DeviceId] = field(default_factory=set)
     noticed: set[DeviceId] = field(default_factory=set)  # told to go from outside: their end is no failure
+    noticed_at: float = 0.0
     dismissed: set[DeviceId] = field(default_factory=set)  # killed on purpose: their end is no loss
     holding: set[DeviceId] = field(default_factory=set)  # joiners that have the state
     formed: set[DeviceId] = field(default_factory=set)
@@ -244,7 +245,13 @@ class Roster:
             return self.stop(now)  # nobody else could hold the state
         self.target = others
         self.noticed.add(device)
+        self.noticed_at = now
         return self._towards_target(now)
+
+    @property
+    def _has_notice(self) -> bool:
+        """Whether somebody is still there who was told to go."""
+        return any(d in self.noticed for d in self.generation.devices)
 
     def stop(self, now: float) -> list[Action]:
         """All are to end at the same boundary, with a checkpoint. A change that is under way comes first."""
@@ -270,9 +277,16 @@ class Roster:
             if not silent:
                 actions += self._publish_loss(())
             self.lost_at.clear()
+        if self._nobody_takes_over(now):
+            return actions + self.stop(now)
         if self.back_off.not_before <= now:
             actions += self._towards_target(now)
         return actions
+
+    def _nobody_takes_over(self, now: float) -> bool:
+        """Whether all were told to go, and those who are to come in their place are not there in time."""
+        waits = self.pending is None and not self.warm and not self.stopping
+        return waits and set(self.generation.devices) <= self.noticed and now - self.noticed_at > self.patience_seconds
 
     def ended(self, device: DeviceId, now: float) -> list[Action]:
         """A worker's script has come to its end; the worker stays until all have."""
@@ -370,9 +384,10 @@ class Roster:
             actions += self._start(missing)
             missing = []
         if self.starting or missing:
-            if not self.warm or now - self.warm_since < self.patience_seconds:
+            hurry = self._has_notice and any(d in wanted for d in present)
+            if not hurry and (not self.warm or now - self.warm_since < self.patience_seconds):
                 return actions  # train on until all who join are warm
-            # Who is late, for want of a free device perhaps, comes later.
+            # Who is late, for want of a free device perhaps, comes later; who was told to go can't wait for that.
             wanted = tuple(d for d in wanted if d in present or d in self.warm)
         if set(wanted) != set(present):
             stay = tuple(d for d in present if d in wanted)

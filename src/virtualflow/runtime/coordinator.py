@@ -106,6 +106,7 @@ class Coordinator:
         self._pump(TICK_SECONDS)
         self._reception.tick(now)
         self._carry_out(self.roster.tick(now))
+        self._stopping |= self.roster.stopping
         # Who starts, or is elsewhere, may hang where nobody waits for it in a collective.
         self._crew.end_silent((*self.roster.starting, *self._crew.guests), self._job.patience_seconds)
         if self._exchanges and self.roster.is_settled and not self._stopping:
