@@ -76,7 +76,7 @@ def test_more_goes_if_it_is_named() -> None:
     assert environment.chosen(here, ["HF_TOKEN"]) == {"HF_TOKEN": "a", "PATH": "d"}
     assert environment.chosen(here, ["WANDB_*"]) == {"WANDB_API_KEY": "b", "WANDB_MODE": "c", "PATH": "d"}
     assert environment.chosen(here, ["NEW=x=y", "PATH=z"]) == {"NEW": "x=y", "PATH": "z"}
-    for wrong in ("MISSING", "=x", ""):
+    for wrong in ("MISSING", "=x", "", "a b=c"):
         with pytest.raises(ConfigError, match="--env"):
             environment.chosen(here, [wrong])
 

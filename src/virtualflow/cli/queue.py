@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Column, Table
 
 from virtualflow.cli.options import Emulate, Include, TimeScale, tell_left_out
-from virtualflow.cli.screen import screen
+from virtualflow.cli.screen import say, screen
 from virtualflow.core import emulation, profile
 from virtualflow.errors import ConfigError
 from virtualflow.runtime import environment
@@ -183,7 +183,7 @@ def _wait(client: Client, job_id: str) -> int:
         job = client.get(f"/api/jobs/{job_id}")
         if job["state"] in ENDED:
             if job["failure"]:
-                print(job["failure"], file=sys.stderr)
+                say(job["failure"], sys.stderr)
             return 0 if job["state"] == "DONE" else 1
         time.sleep(0.2)
 

@@ -37,7 +37,7 @@ def chosen(environment: Mapping[str, str], options: Sequence[str]) -> dict[str, 
     found = allowed(environment)
     for option in options:
         name, is_set, value = option.partition("=")
-        if not name:
+        if not name or (is_set and not name.isidentifier()):
             raise ConfigError(f"--env {option}: expected NAME, NAME=VALUE or a pattern such as 'WANDB_*'")
         if is_set:
             found[name] = value
