@@ -153,8 +153,8 @@ class EventLog:
 
     def _take_over(self) -> None:
         if self._descriptor is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             weakref.finalize(self, os.close, self._descriptor)
         # The last lead may have died between committing a step and telling of it, or with a machine that told late.
         last = self._last_step() if self._unwritten else -1

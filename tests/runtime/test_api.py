@@ -97,21 +97,6 @@ def test_without_the_token_there_is_a_401_and_nothing_else(address: str, headers
         assert ask(address, "POST", path, {}, headers=headers)[0] == 401
 
 
-def test_a_link_works_once_and_sets_a_cookie_that_scripts_can_not_read(address: str) -> None:
-    status, _, body = ask(address, "POST", "/api/login", headers=known())
-    link = f"/login?code={json.loads(body)['code']}"
-    assert status == 200
-    status, headers, _ = ask(address, "GET", link)
-    assert (status, headers["location"]) == (303, "/")
-    assert "HttpOnly; SameSite=Strict" in headers["set-cookie"]
-    assert ask(address, "GET", link)[0] == 401
-    cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
-    for path in ("/", "/api/state", "/docs"):
-        status, headers, _ = ask(address, "GET", path, headers=cookie)
-        assert status == 200
-        assert "default-src 'self'" in headers["content-security-policy"]
-
-
 def test_requests_that_are_too_large_are_refused(address: str) -> None:
     with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=60) as connection:
         head = (

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from virtualflow.cli.options import Devices
+from virtualflow.cli.screen import visible
 from virtualflow.core.devices import type_of
 from virtualflow.core.membership import home, new_job_id
 from virtualflow.core.profile import Point
@@ -160,13 +161,13 @@ class _Line(Progress):
         super().__init__(
             SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console
         )
-        self._task = self.add_task(title)
+        self._task = self.add_task(visible(title))
         self._said = title
 
     def show(self, text: str | None) -> None:
         if text is not None and text != self._said:
             self._said = text
-            self.update(self._task, description=text)
+            self.update(self._task, description=visible(text))
             if not self.console.is_terminal:
                 self.console.print(text, soft_wrap=True)
 

@@ -33,7 +33,7 @@ from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options, Policy
 from virtualflow.core.devices import Pool
 from virtualflow.errors import ConfigError, LaunchError, ManagerError
-from virtualflow.runtime import door
+from virtualflow.runtime import door, private
 from virtualflow.runtime.client import Client, folder
 from virtualflow.runtime.description import Cluster
 from virtualflow.runtime.ledger import Ledger
@@ -84,7 +84,7 @@ def up(
         raise ConfigError(f"--backend {backend}: expected local or ray")
     if backend == "ray" and devices is not None:
         raise ConfigError("--devices: with --backend ray, the Ray cluster says what there is")
-    folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    private.make_folder(folder())
     if foreground:
         emulation = Emulation(device_file, emulate, time_scale)
         with _on_ray(emulation) if backend == "ray" else _here(devices, emulation) as (there, look):

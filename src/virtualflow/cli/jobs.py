@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Column, Table
 
 from virtualflow.cli.resuming import can_go_on, how_to_go_on, step_of
-from virtualflow.cli.screen import screen
+from virtualflow.cli.screen import say, screen
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
 from virtualflow.runtime import control
@@ -199,12 +199,12 @@ def _table(folders: list[JobFolder]) -> Table:
 def _print_more(folder: JobFolder) -> None:
     job = describe(folder)
     if "reason" in job:
-        print(job["reason"])
+        say(job["reason"])
     if can_go_on(folder, job["state"]):
         print(how_to_go_on(folder))
     for change in job["changes"]:
         pause = ", ".join(f"{name} {ms:.0f} ms" for name, ms in change["pause_ms"].items())
-        print(f"generation {change['generation']} at step {change['step']} ({change['cause']}): "
+        say(f"generation {change['generation']} at step {change['step']} ({change['cause']}): "
               f"devices {' '.join(change['devices'])}; {pause}")  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from virtualflow.cli.screen import say
 from virtualflow.core.hashseed import VARIABLE, hash_seed_here
 from virtualflow.errors import LaunchError
 from virtualflow.runtime import door
@@ -48,7 +49,7 @@ def join(
         if changed := program.changed():
             connection.close()
             raise LaunchError(f"on this machine, {changed_text(map(program.shown, changed))}")
-        print(f"job {spec.job_id}: joining as device {spec.device}", flush=True)
+        say(f"job {spec.job_id}: joining as device {spec.device}")
         signal.signal(signal.SIGINT, _leave)
         code = worker.run(spec, connection.detach())
     raise typer.Exit(code)

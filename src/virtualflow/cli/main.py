@@ -22,7 +22,7 @@ from virtualflow.cli.plot import plot
 from virtualflow.cli.profile import profile
 from virtualflow.cli.queue import cancel, describe, devices, pause, priority, queue, resume, submit
 from virtualflow.cli.run import run
-from virtualflow.cli.screen import screen
+from virtualflow.cli.screen import screen, visible
 from virtualflow.cli.simulate import simulate
 from virtualflow.cli.solve import solve
 from virtualflow.cli.tensorboard import tensorboard
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _refuse(text: str) -> NoReturn:
-    told = Text.assemble(("error:", "bold red"), f" {text}")
+    told = Text.assemble(("error:", "bold red"), f" {visible(text)}")
     screen(stderr=True).print(told, highlight=False, soft_wrap=True)
     sys.exit(2)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from virtualflow.cli.screen import say
 from virtualflow.core import emulation, profile
 from virtualflow.core.devices import CPU, Pool, names_of, parse_pools, type_of
 from virtualflow.core.membership import home
@@ -45,7 +46,7 @@ Include = Annotated[
 def tell_left_out(program: Program) -> None:
     """Warn of what is no part of a job's snapshot."""
     for text in program.left_out:
-        print(f"warning: the job's snapshot does not hold {text}: later edits there would count", file=sys.stderr)
+        say(f"warning: the job's snapshot does not hold {text}: later edits there would count", sys.stderr)
 
 
 def device_names(text: str) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ from rich.live import Live
 from rich.table import Column, Table
 
 from virtualflow.cli.options import Emulate, Include, TimeScale, tell_left_out
-from virtualflow.cli.screen import screen
+from virtualflow.cli.screen import say, screen
 from virtualflow.core import emulation, profile
 from virtualflow.errors import ConfigError
+from virtualflow.runtime import environment
 from virtualflow.runtime.client import Client
 from virtualflow.runtime.folder import ENDED
 from virtualflow.runtime.taking import take
@@ -45,12 +46,20 @@ def submit(
     retries: Annotated[int, typer.Option(help="How often to try again if the script fails.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between automatic checkpoints; 0 for none.")] = 0,
     include: Include = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A variable that the job gets besides those that programs need to run (PATH, PYTHON*, CUDA_*, ...). "
+            "May be repeated.",
+            metavar="NAME[=VALUE]",
+        ),
+    ] = None,
     emulate: Emulate = None,
     time_scale: TimeScale = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended, with its exit code.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hand a script in to the manager, with its folder, environment, interpreter and a snapshot of its modules."""
+    """Hand a script in to the manager, with a snapshot of its modules, its folder, interpreter and variables."""
     client = Client.find()
     taken = take(script, include=include or (), arguments=arguments or (), waits=True)
     tell_left_out(taken.program)
@@ -59,7 +68,7 @@ def submit(
         "modules": taken.modules,
         "arguments": arguments or [],
         "directory": str(Path.cwd()),
-        "environment": dict(os.environ),
+        "environment": environment.chosen(os.environ, env or ()),
         "interpreter": sys.executable,
         "name": name,
         "priority": priority,
@@ -174,7 +183,7 @@ def _wait(client: Client, job_id: str) -> int:
         job = client.get(f"/api/jobs/{job_id}")
         if job["state"] in ENDED:
             if job["failure"]:
-                print(job["failure"], file=sys.stderr)
+                say(job["failure"], sys.stderr)
             return 0 if job["state"] == "DONE" else 1
         time.sleep(0.2)
 

@@ -11,6 +11,7 @@ import typer
 
 from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.jobs import JobArgument
+from virtualflow.cli.screen import say
 from virtualflow.errors import EventStreamError, LaunchError
 from virtualflow.events import STREAM, Regrouped, RunStarted, StepDone, read_timed_events
 from virtualflow.runtime.folder import JobFolder
@@ -43,7 +44,7 @@ def timeline(
     runs = _runs(events)
     periods = [period for run in runs for period in _periods(run)]
     _draw(periods, [_throughput(run) for run in runs], _changes(events), job, output)
-    print(f"wrote {output}")
+    say(f"wrote {output}")
 
 
 def _runs(events: list[Timed]) -> list[list[Timed]]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from virtualflow.cli.files import check_file, writing
+from virtualflow.cli.screen import say
 from virtualflow.sim import importers
 from virtualflow.sim.generate import MIXES, Recipe
 from virtualflow.sim.generate import generate as make
@@ -48,4 +49,4 @@ def _write(made: Trace, output: Path) -> None:
         write(made, output)
     span = made.jobs[-1].arrival_seconds - made.jobs[0].arrival_seconds
     demand = max(job.demand for job in made.jobs)
-    print(f"wrote {output}: {len(made.jobs)} jobs over {span / 3600:.1f} h, demands up to {demand}")
+    say(f"wrote {output}: {len(made.jobs)} jobs over {span / 3600:.1f} h, demands up to {demand}")

@@ -9,18 +9,25 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from virtualflow.dashboard.connections import Crowd, Limits, connection_of
 from virtualflow.dashboard.server import Server
 from virtualflow.dashboard.views import Source
 
 GRACE_SECONDS = 1  # for answers under way, when it ends
+MOST_WAITING = 1024  # connections that the system holds until they are taken
 
 
 @contextmanager
 def serving(
-    source: Source, token: bytes, listening: socket.socket, on_down: Callable[[bool], None] = lambda _: None
+    source: Source,
+    token: bytes,
+    listening: socket.socket,
+    on_down: Callable[[bool], None] = lambda _: None,
+    limits: Limits | None = None,
 ) -> Iterator[Server]:
     """Answer on the bound socket *listening* until the block ends."""
     server = Server(source, token, on_down)
+    limits = limits or Limits.here()
     config = uvicorn.Config(
         server.guard,
         log_level="error",
@@ -28,8 +35,11 @@ def serving(
         lifespan="off",
         access_log=False,
         ws="none",
+        http=connection_of(Crowd(limits)),
+        h11_max_incomplete_event_size=limits.head_bytes,
+        backlog=limits.at_once,
     )
-    http = uvicorn.Server(config)
+    http = _Http(config)
     thread = threading.Thread(target=http.run, args=([listening],), daemon=True)
     thread.start()
     try:
@@ -37,3 +47,10 @@ def serving(
     finally:
         http.should_exit = True
         thread.join(2 * GRACE_SECONDS + 1)
+
+
+class _Http(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(MOST_WAITING)  # asyncio takes few at once, and means both by its backlog

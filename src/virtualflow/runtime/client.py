@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from virtualflow.core.membership import home
 from virtualflow.errors import ManagerError, VirtualFlowError
@@ -63,7 +63,9 @@ class Client:
         connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=ANSWER_SECONDS)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         try:
-            connection.request(verb, path, json.dumps(body) if body is not None else None, headers)
+            connection.request(
+                verb, quote(path, safe="/?=&:@+,"), json.dumps(body) if body is not None else None, headers
+            )
             answer = connection.getresponse()
             text = answer.read().decode(errors="replace")
         except ConnectionRefusedError:
@@ -76,6 +78,8 @@ class Client:
             connection.close()
         if answer.status == 401:
             raise ManagerError(f"the manager at {self.address} has another token than this one")
+        if answer.status in (404, 405) and _detail(text) in ("Not Found", "Method Not Allowed"):
+            raise ManagerError(f"the manager at {self.address} knows nothing of {path}")
         if answer.status >= 400:
             raise ManagerError(_detail(text) or f"the manager refused: {answer.status} {answer.reason}")
         return json.loads(text)

@@ -10,6 +10,8 @@ from typing import Any
 from virtualflow.cluster.job import Job
 from virtualflow.core.devices import Pool, type_of
 from virtualflow.core.hashseed import hash_seed_of
+from virtualflow.errors import LaunchError
+from virtualflow.runtime import environment, private
 from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.ledger import Record
 from virtualflow.runtime.program import write_modules
@@ -63,7 +65,9 @@ def for_coordinator(
 
 def write_folder(folder: JobFolder, record: Record, spec: JobSpec, modules: Mapping[str, str]) -> None:
     """Make the folder of a job that waits."""
-    folder.path.mkdir(parents=True)
+    private.make_folder(folder.path.parent)
+    folder.path.mkdir(mode=0o700)
+    environment.keep(folder.path, record.environment)
     folder.change(spec)
     write_modules(folder.snapshot, dict(modules))
     write_state(folder, record)
@@ -77,3 +81,20 @@ def write_state(folder: JobFolder, record: Record) -> None:
         state["reason"] = record.failure.splitlines()[-1]
     with contextlib.suppress(OSError):  # a full disk
         folder.write_state(state)
+
+
+def recall_environment(folder: JobFolder, record: Record) -> bool:
+    """A job's variables are in its folder alone, because records are copied; return if its record still had them."""
+    had = bool(record.environment)  # written by an older version
+    with contextlib.suppress(OSError, LaunchError):  # told when it is to be launched
+        if had and not record.is_over:
+            environment.keep(folder.path, record.environment)
+        record.environment = {} if record.is_over else environment.kept(folder.path)
+    return had
+
+
+def forget_environment(folder: JobFolder, record: Record) -> None:
+    """The job is over."""
+    record.environment = {}
+    with contextlib.suppress(OSError):
+        environment.erase(folder.path)

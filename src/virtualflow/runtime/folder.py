@@ -15,6 +15,7 @@ from typing import Any
 from virtualflow.core.hashseed import hash_seed_of
 from virtualflow.core.membership import home
 from virtualflow.errors import LaunchError
+from virtualflow.runtime import private
 from virtualflow.runtime.program import Program
 from virtualflow.runtime.taking import take
 
@@ -81,11 +82,16 @@ class JobFolder:
     def create(self, spec: JobSpec, include: Sequence[str] = ()) -> Program:
         """Make the folder, with a snapshot of the script, of what it imports, and of the files that *include* names."""
         taken = take(Path(spec.script), include=include)
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.make()
         write_json(self._spec, asdict(spec))
         self.write_launched()
         taken.write(self.snapshot)
         return taken.program
+
+    def make(self) -> None:
+        """For its owner alone, as is the folder of all jobs."""
+        private.make_folder(self.path.parent)
+        private.make_folder(self.path)
 
     def change(self, spec: JobSpec) -> None:
         """The job goes on in another way."""
@@ -147,7 +153,7 @@ class JobFolder:
     @contextmanager
     def locked(self) -> Iterator[int]:
         """Own the job: nobody else may run it meanwhile. Whoever has the descriptor yielded keeps it owned."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.make()
         with (self.path / "lock").open("w") as file:
             deadline = time.monotonic() + LOCK_SECONDS
             while not _taken(file.fileno(), fcntl.LOCK_EX):
@@ -182,5 +188,6 @@ def all_jobs() -> list[JobFolder]:
 def write_json(path: Path, value: Any) -> None:
     """Write *value* to *path*, whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
+    partial.touch(0o600)
     partial.write_text(json.dumps(value, indent=1))
     os.replace(partial, path)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from virtualflow.errors import LaunchError
+from virtualflow.runtime import private
 from virtualflow.runtime.folder import JobFolder, write_json
 
 LOG = "coordinator.log"
@@ -43,7 +44,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """A coordinator for the launch with that token, in a session of its own, which outlives this process."""
     command = [interpreter, "-m", "virtualflow.runtime.serve", folder.path.name, token]
-    with (folder.path / LOG).open("ab") as log:
+    with open(folder.path / LOG, "ab", opener=private.opener) as log:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

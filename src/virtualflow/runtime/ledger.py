@@ -32,7 +32,7 @@ class Record:
     script: str
     arguments: list[str]
     directory: str
-    environment: dict[str, str]
+    environment: dict[str, str]  # not written here, but in the job's folder until it is over
     interpreter: str
     priority: float
     demand: int
@@ -76,10 +76,11 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-        path.chmod(0o600)  # the jobs' environments are in it
+        path.chmod(0o600)  # the jobs' arguments are in it
         with _explained():
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.execute("PRAGMA secure_delete=ON")  # older versions kept the jobs' variables here
             self._connection.executescript(SCHEMA)
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class Ledger:
             self._connection.executemany(
                 "INSERT INTO jobs VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET ended=excluded.ended, "
                 "record=excluded.record",
-                [(record.id, record.is_over, json.dumps(asdict(record))) for record in records],
+                [(record.id, record.is_over, _text(record)) for record in records],
             )
 
     def records(self) -> list[Record]:
@@ -141,6 +142,10 @@ class Ledger:
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
+
+
+def _text(record: Record) -> str:
+    return json.dumps(asdict(record) | {"environment": {}})
 
 
 @contextmanager

@@ -41,8 +41,8 @@ from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput import Profiled
 from virtualflow.core.membership import home, new_job_id
-from virtualflow.errors import LedgerError, ManagerError, VirtualFlowError
-from virtualflow.runtime import description, launch
+from virtualflow.errors import LaunchError, LedgerError, ManagerError, VirtualFlowError
+from virtualflow.runtime import description, environment, launch
 from virtualflow.runtime import fleet as fleets
 from virtualflow.runtime.books import Books
 from virtualflow.runtime.description import UNKNOWN_SECONDS, Cluster
@@ -225,6 +225,8 @@ class Manager:
         if lost := self.books.lost() & free:
             self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))
             free -= lost
+        had = [each for each in self.books.all() if description.recall_environment(self.fleet.folder(each.id), each)]
+        self.books.save(had)
         for record in self.books.all():
             if record.state == "RUNNING":
                 self.fleet.adopt(record.id)
@@ -326,6 +328,7 @@ class Manager:
 
     def _over(self, record: Record, state: str) -> None:
         facts: dict[str, Any] = {"run_seconds": self.run_seconds(record), "launched": None, "wish": None}
+        description.forget_environment(self.fleet.folder(record.id), record)
         self.books.update(record, state=state, ended=self._seconds(), devices=[], **facts)
         description.write_state(self.fleet.folder(record.id), record)
         self._withdraw(record)
@@ -358,10 +361,11 @@ class Manager:
             self.books.update(record, state="QUEUED", launched=None)
             return
         directory = record.directory if Path(record.directory).is_dir() else str(self.fleet.folder(record.id).path)
-        environment = {**record.environment, **self.cluster.environment}
         try:
-            self.fleet.start(record.id, token, Surroundings(record.interpreter, directory, environment))
-        except (OSError, ValueError) as error:
+            kept = environment.kept(self.fleet.folder(record.id).path)
+            where = Surroundings(record.interpreter, directory, {**kept, **self.cluster.environment})
+            self.fleet.start(record.id, token, where)
+        except (OSError, ValueError, LaunchError) as error:
             launch.withdraw(self.fleet.folder(record.id))
             self._ended(record, End(fleets.FAILED, f"{record.interpreter} can't be started: {error}"))
 

@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from virtualflow.runtime import private
+
 
 class Sink(Protocol):
     """Takes what workers print."""
@@ -64,7 +66,7 @@ class Logged:
     def __init__(self, folder: Path, then: Sink | None = None) -> None:
         self._folder = folder
         self._then = then
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
 
     def write(self, device: str, stream: str, data: bytes, *, lead: bool) -> None:
         self._append(f"{device}.log", data)
@@ -84,7 +86,7 @@ class Logged:
         file = self._folder / name
         if file.exists() and file.stat().st_size > LARGEST_LOG:
             file.replace(file.with_suffix(".log.1"))
-        with contextlib.suppress(OSError), file.open("ab") as log:  # a full disk ends no job
+        with contextlib.suppress(OSError), open(file, "ab", opener=private.opener) as log:  # a full disk ends no job
             log.write(data)
 
 

@@ -19,6 +19,7 @@ from virtualflow.core import source
 from virtualflow.core.membership import home
 from virtualflow.core.source import digest_of_file
 from virtualflow.errors import LaunchError
+from virtualflow.runtime import private
 
 MANIFEST = ".program.json"
 ELSEWHERE = "_elsewhere"  # the folder of copies from outside of the script's own
@@ -70,6 +71,7 @@ class Program:
 
     def write(self, snapshot: Path) -> None:
         partial = snapshot / f"{MANIFEST}.partial"
+        partial.touch(0o600)
         partial.write_text(json.dumps(asdict(self), indent=1))
         os.replace(partial, snapshot / MANIFEST)
 
@@ -130,7 +132,8 @@ def put(snapshot: Path, name: str, data: bytes) -> None:
     target = (snapshot / name).resolve()
     if not target.is_relative_to(snapshot.resolve()):
         raise LaunchError(f"the job sent a module with the name {name!r}, which lies outside of its folder")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    private.make_folder(target.parent)
+    target.touch(0o600)
     target.write_bytes(data)
 
 

@@ -51,6 +51,7 @@ def run_job(
                 outcome = dataclasses.replace(outcome, code=128 + interrupts.noticed, was_interrupted=True)
             if outcome.failure is not None:
                 quiet = f"the script ended with exit code {outcome.code}; its output says why\n"
+                folder.failure.touch(0o600)
                 folder.failure.write_text(outcome.failure.text or quiet)
             return outcome
     except Interrupted as interruption:

@@ -12,6 +12,7 @@ from typing import Any
 
 from virtualflow.core.emulation import Emulated
 from virtualflow.errors import ManagerError
+from virtualflow.runtime import environment
 from virtualflow.runtime.ledger import Record
 
 
@@ -23,7 +24,7 @@ class Submission:
     modules: Mapping[str, str]
     arguments: tuple[str, ...] = ()
     directory: str = "."
-    environment: Mapping[str, str] | None = None  # None: the manager's
+    environment: Mapping[str, str] | None = None  # None: what jobs get of the manager's
     interpreter: str | None = None
     name: str = ""
     priority: float = 1.0
@@ -72,7 +73,7 @@ class Submission:
             script=self.script,
             arguments=list(self.arguments),
             directory=self.directory,
-            environment=dict(os.environ if self.environment is None else self.environment),
+            environment=environment.allowed(os.environ) if self.environment is None else dict(self.environment),
             interpreter=self.interpreter or sys.executable,
             priority=self.priority,
             demand=self.demand,

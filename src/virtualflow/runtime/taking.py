@@ -14,6 +14,7 @@ from virtualflow.core.membership import home
 from virtualflow.core.revision import revision_of
 from virtualflow.core.source import digest_of_file
 from virtualflow.errors import LaunchError
+from virtualflow.runtime import private
 from virtualflow.runtime.program import ELSEWHERE, MANIFEST, MOST_NOTED, Program, as_text, may_be_config, put
 
 MOST_FILES = 4000
@@ -32,7 +33,7 @@ class Taken:
     def write(self, snapshot: Path) -> None:
         for name, data in self.contents.items():
             put(snapshot, name, data)
-        snapshot.mkdir(parents=True, exist_ok=True)
+        private.make_folder(snapshot)
         self.program.write(snapshot)
 
     @property

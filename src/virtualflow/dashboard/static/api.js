@@ -1,14 +1,40 @@
 // The manager's door: requests, and the stream with its reconnecting.
 
+const SESSION = "vf-session";
+const firstKey = takeKey();
+
+/** The sign-in link leaves a key behind the #. It is kept where only pages of this very server can read it. */
+function takeKey() {
+  const told = new URLSearchParams(location.hash.slice(1)).get("session");
+  if (told) window.history.replaceState(null, "", location.pathname);
+  try {
+    if (told) localStorage.setItem(SESSION, told);
+  } catch {
+    // No storage: it is good until the page is loaded anew.
+  }
+  return told;
+}
+
+/** With what a form of another page can't send; the cookie alone it can. */
+function signed(headers) {
+  let key = firstKey;
+  try {
+    key = localStorage.getItem(SESSION) ?? firstKey; // another tab may have signed in since
+  } catch {
+    // No storage.
+  }
+  return key ? { ...headers, "X-VF-Session": key } : headers;
+}
+
 export async function get(path) {
-  return answer(await fetch(`api/${path}`, { headers: { Accept: "application/json" } }));
+  return answer(await fetch(`api/${path}`, { headers: signed({ Accept: "application/json" }) }));
 }
 
 export async function post(path, body = {}) {
   return answer(
     await fetch(`api/${path}`, {
       method: "POST",
-      headers: { "Content-Type": "application/json" },
+      headers: signed({ "Content-Type": "application/json" }),
       body: JSON.stringify(body),
     }),
   );
@@ -37,25 +63,49 @@ const LONGEST_WAIT_MS = 8000;
 /** Listens for ever. A lost stream is opened again, later each time; `retry` does not wait. */
 export class Stream {
   constructor(onState, onOpen, onLost) {
-    Object.assign(this, { onState, onOpen, onLost, wait: FIRST_WAIT_MS, timer: null, source: null });
+    Object.assign(this, { onState, onOpen, onLost, wait: FIRST_WAIT_MS, timer: null, control: null });
     this.open();
   }
 
-  open() {
+  async open() {
     clearTimeout(this.timer);
-    this.source?.close();
-    const source = (this.source = new EventSource("api/stream"));
-    source.addEventListener("open", () => {
-      this.wait = FIRST_WAIT_MS;
-      this.onOpen();
-    });
-    source.addEventListener("state", (event) => this.onState(JSON.parse(event.data)));
-    source.addEventListener("error", () => {
-      source.close();
-      this.onLost();
-      this.timer = setTimeout(() => this.open(), this.wait);
-      this.wait = Math.min(2 * this.wait, LONGEST_WAIT_MS);
-    });
+    this.control?.abort();
+    const control = (this.control = new AbortController());
+    try {
+      await this.listen(control.signal);
+    } catch {
+      // Lost is lost.
+    }
+    if (control.signal.aborted) return;
+    this.onLost();
+    this.timer = setTimeout(() => this.open(), this.wait);
+    this.wait = Math.min(2 * this.wait, LONGEST_WAIT_MS);
+  }
+
+  /** Server-sent events. An EventSource would be shorter, but can send no header. */
+  async listen(signal) {
+    const response = await fetch("api/stream", { headers: signed({ Accept: "text/event-stream" }), signal });
+    if (!response.ok) return;
+    this.wait = FIRST_WAIT_MS;
+    this.onOpen();
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done || signal.aborted) return;
+      const events = (rest + value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) this.hear(event);
+    }
+  }
+
+  hear(event) {
+    const data = event.match(/^event: state\ndata: (.*)$/m);
+    try {
+      if (data) this.onState(JSON.parse(data[1]));
+    } catch (error) {
+      reportError(error); // ours, not the connection's
+    }
   }
 
   retry() {

@@ -1,0 +1,88 @@
+"""A real server over a manager that starts nothing, and how to sign in to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from virtualflow.cluster.policies import registry
+from virtualflow.core.devices import parse_pools
+from virtualflow.dashboard.connections import Limits
+from virtualflow.dashboard.server import Server
+from virtualflow.dashboard.serving import serving
+from virtualflow.dashboard.views import ClusterSource
+from virtualflow.runtime.description import Cluster
+from virtualflow.runtime.ledger import Ledger
+from virtualflow.runtime.manager import Manager
+from virtualflow.runtime.reception import listen
+from virtualflow.runtime.submission import Submission
+
+TOKEN = "correct horse battery staple"
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A browser's session, as whoever has both halves of it sees it."""
+
+    cookie: dict[str, str]
+    key: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """The server, and the manager behind it."""
+
+    port: int
+    server: Server
+    manager: Manager
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def ask(self, verb: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        connection = http.client.HTTPConnection(self.host, timeout=60)
+        connection.request(verb, path, None if body is None else json.dumps(body), headers or {})
+        answer = connection.getresponse()
+        told = answer.status, dict(answer.getheaders()), answer.read()
+        connection.close()
+        return told
+
+    def trusted(self, verb: str, path: str, body: Any = None) -> Any:
+        status, _, text = self.ask(verb, path, body, {"Authorization": f"Bearer {TOKEN}"})
+        assert status < 300, text
+        return json.loads(text)
+
+    def link(self) -> str:
+        return f"/login?code={self.trusted('POST', '/api/login')['code']}"
+
+    def sign_in(self) -> Signed:
+        status, headers, _ = self.ask("GET", self.link())
+        assert status == 303
+        where, _, key = headers["location"].partition("#session=")
+        assert where == "/"
+        return Signed({"Cookie": headers["set-cookie"].partition(";")[0]}, {"X-VF-Session": key})
+
+    def a_job(self) -> str:
+        """One that waits for ever: nobody drives this manager."""
+        return self.manager.submit(Submission("job.py", {"job.py": ""}))
+
+    def state_of(self, job: str) -> str:
+        return self.manager.books[job].state
+
+
+@contextmanager
+def a_site(home: Path, limits: Limits | None = None) -> Iterator[Site]:
+    home.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(home / "jobs.sqlite")
+    with listen("127.0.0.1", 0) as listening:
+        manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), ledger)
+        with serving(ClusterSource(manager), TOKEN.encode(), listening, limits=limits) as server:
+            yield Site(listening.getsockname()[1], server, manager)
+    ledger.close()
