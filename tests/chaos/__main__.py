@@ -47,7 +47,7 @@ def attack(backend: LocalBackend, folder: Path, seed: int, calm: Finished) -> Co
     chance = random.Random(seed)
     faults = aimed(seed, chance)
     chaos = Chaos(backend, folder, patience_seconds=3.0, rebalance=seed % 2 == 0)
-    strikes = [*schedule(seed, 6, STEPS), Strike(4, "resize", devices=chance.randint(6, 8))]
+    strikes = [*schedule(seed, 6, STEPS, around=True), Strike(4, "resize", devices=chance.randint(6, 8))]
     try:
         finished = chaos.run(
             sorted(strikes, key=lambda s: s.step), epochs=EPOCHS, faults=faults, save=str(folder / "c.pt")
@@ -103,7 +103,7 @@ def aimed(seed: int, chance: random.Random) -> list[tuple[str, str, int]]:
 
 def report(counts: Counter[str], schedules: int) -> None:
     print(f"{schedules} schedules, all equal to the undisturbed run")
-    for point in (*POINTS, "kill", "stop", "term", "resize"):
+    for point in (*POINTS, "kill", "stop", "term", "resize", "server", "stranger"):
         print(f"{counts[point]:6d}  {point}")
 
 

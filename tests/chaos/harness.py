@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +27,15 @@ class Strike:
     """What happens once the job has made *step* steps: to the *victim*-th worker, or to the number of devices."""
 
     step: int
-    kind: str  # "kill", "stop", "term", "resize"
+    kind: str  # "kill", "stop", "term", "resize"; "server" kills the fork server, "stranger" sends random bytes
     victim: int = 0
     devices: int = 0
 
 
-def schedule(seed: int, strikes: int, steps: int) -> list[Strike]:
-    """A random schedule, the same for the same *seed*."""
+def schedule(seed: int, strikes: int, steps: int, *, around: bool = False) -> list[Strike]:
+    """A random schedule, the same for the same *seed*; with strikes at what is *around* the workers, too."""
     chance = random.Random(seed)
-    kinds = ["kill"] * 4 + ["resize"] * 4 + ["term", "stop"]
+    kinds = ["kill"] * 4 + ["resize"] * 4 + ["term", "stop"] + ["server", "stranger"] * around
     made = []
     for _ in range(strikes):
         kind = chance.choice(kinds)
@@ -106,6 +107,10 @@ class Chaos:
         workers = self._coordinator.state()["workers"]
         if strike.kind == "resize":
             self._coordinator.resize(strike.devices)
+        elif strike.kind == "server":
+            os.kill(self._backend._server.pid, signal.SIGKILL)
+        elif strike.kind == "stranger":
+            self._send_garbage(random.Random(strike.victim))
         elif len(workers) < 2:
             return  # somebody must hold the state
         else:
@@ -113,6 +118,12 @@ class Chaos:
             number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}[strike.kind]
             os.kill(pid, number)
         self.done[strike.kind] += 1
+
+    def _send_garbage(self, chance: random.Random) -> None:
+        for line in (chance.randbytes(200), b'{"verb": "resize"}\n', b"[" * 5000 + b"\n", b""):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(str(self.folder.control))
+                stranger.sendall(line)
 
 
 def assert_undisturbed(finished: Finished, calm: Finished) -> None:
