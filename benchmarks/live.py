@@ -19,7 +19,6 @@ from virtualflow.cluster.job import Job
 from virtualflow.core.emulation import Emulated
 from virtualflow.core.profile import Communication, Point, Profile, Workload
 from virtualflow.events import STREAM, EpochEnded, Regrouped, StepDone, read_timed_events
-from virtualflow.runtime import door
 from virtualflow.runtime.client import Client
 from virtualflow.runtime.folder import ENDED, JobFolder
 
@@ -68,8 +67,7 @@ def manager(home: Path, *options: str) -> Iterator[Client]:
     home.mkdir(parents=True, exist_ok=True)
     vf(home, "cluster", "up", *options)
     try:
-        token = door.read_token(home / "cluster" / "token", create=False).decode()
-        yield Client((home / "cluster" / "address").read_text().strip(), token)
+        yield Client.in_folder(home / "cluster")
     finally:
         vf(home, "cluster", "down")
 

@@ -23,7 +23,6 @@ from rich.table import Table
 
 from virtualflow.core.devices import parse_pools
 from virtualflow.events import EpochEnded, read_events
-from virtualflow.runtime import door
 from virtualflow.runtime.client import Client
 from virtualflow.sim import charts, metrics, recorded
 from virtualflow.sim.result import Run
@@ -174,8 +173,7 @@ def _digest(folder: Path) -> str:
 def _manager(home: Path, policy: str) -> Iterator[Client]:
     _vf(home, "cluster", "up", "--devices", DEVICES, "--policy", policy, *EMULATION)
     try:
-        token = door.read_token(home / "cluster" / "token", create=False).decode()
-        yield Client((home / "cluster" / "address").read_text().strip(), token)
+        yield Client.in_folder(home / "cluster")
     finally:
         _vf(home, "cluster", "down")
 

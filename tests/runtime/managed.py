@@ -74,8 +74,7 @@ class Service:
 
     @property
     def client(self) -> Client:
-        address = (self.home / "cluster" / "address").read_text().strip()
-        return Client(address, (self.home / "cluster" / "token").read_text().strip())
+        return Client.in_folder(self.home / "cluster")
 
     @property
     def log(self) -> str:

@@ -6,8 +6,10 @@ import contextlib
 import http.client
 import itertools
 import json
+import os
 import re
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,9 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
-from tests.runtime.managed import Service
+from tests.cli.test_run import VF
+from tests.hosts import hosts
+from tests.runtime.managed import Service, until
 from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
 from virtualflow.dashboard.serving import serving
@@ -254,6 +258,35 @@ def test_a_thousand_jobs_wait_and_fifty_clients_ask_at_once(tmp_path: Path) -> N
         assert "the cluster has no devices at the moment" in jobs[ids[1]]["reason"]
     finally:
         service.close()
+
+
+def test_a_manager_that_others_can_reach_is_encrypted_and_known_by_its_certificate(tmp_path: Path) -> None:
+    with hosts(2) as (here, there):
+        home = tmp_path / "home"
+        environment = os.environ | {"VF_HOME": str(home)}
+        command = [*here, *VF, "cluster", "up", "--foreground", "--devices", "1", "--listen", "10.77.0.1:29444"]
+        (home / "cluster").mkdir(parents=True)
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as manager:
+            try:
+                until((home / "cluster" / "address").exists)
+                assert (home / "cluster" / "address").read_text() == "https://10.77.0.1:29444\n"
+
+                def queue(address: str, token: Path) -> subprocess.CompletedProcess[str]:
+                    elsewhere = {"VF_HOME": str(tmp_path / "there"), "VF_CLUSTER": address, "VF_TOKEN_FILE": str(token)}
+                    asked = [*there, *VF, "queue", "--json"]
+                    return subprocess.run(
+                        asked, env=os.environ | elsewhere, capture_output=True, text=True, timeout=100, check=False
+                    )
+
+                token = home / "cluster" / "token"
+                assert queue("https://10.77.0.1:29444", token).stdout.strip() == "[]"
+                secret = token.read_text().split()[0]
+                other = tmp_path / "other"
+                other.write_text(f"{secret}\nsha256:{64 * '0'}\n")
+                assert "is not the one of the token file" in queue("https://10.77.0.1:29444", other).stderr
+                assert "say https://" in queue("http://10.77.0.1:29444", token).stderr
+            finally:
+                manager.kill()
 
 
 def test_a_client_that_finds_nobody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,7 +259,7 @@ def test_a_guest_does_not_work_for_whoever_has_another_certificate(job: Job, tmp
         socket.create_server(("127.0.0.1", 0)) as listening,
         _thread(lambda: tls.serve(listening.accept()[0], tls.server_context(other))) as between,
     ):
-        with pytest.raises(LaunchError, match="is not the job of the token file"):
+        with pytest.raises(LaunchError, match="is not the one of the token file"):
             door.knock("127.0.0.1", listening.getsockname()[1], token)
         between.value().close()
 

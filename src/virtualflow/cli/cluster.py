@@ -33,7 +33,7 @@ from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options, Policy
 from virtualflow.core.devices import Pool
 from virtualflow.errors import ConfigError, LaunchError, ManagerError
-from virtualflow.runtime import door, private
+from virtualflow.runtime import door, private, tls
 from virtualflow.runtime.client import Client, folder
 from virtualflow.runtime.description import Cluster
 from virtualflow.runtime.ledger import Ledger
@@ -63,7 +63,7 @@ def up(
     policy: Annotated[str, typer.Option(help="Who gets what: wfs, priority, fifo, srtf, las, ...")] = "wfs",
     backend: Annotated[str, typer.Option(help="Where workers run: local, or ray.")] = "local",
     listen: Annotated[
-        str, typer.Option(help="Where to answer. Anything but loopback is for a trusted network.", metavar="HOST:PORT")
+        str, typer.Option(help="Where to answer; encrypted, unless on loopback.", metavar="HOST:PORT")
     ] = "127.0.0.1:0",
     device_file: DeviceFile = None,
     emulate: Emulate = None,
@@ -104,6 +104,8 @@ def up(
         time.sleep(0.05)
     client = Client.find()
     print(f"manager at {client.address}")
+    if client.address.startswith("https"):
+        print(f"its certificate is its own, {client.fingerprint}: a browser asks you about it once")
     print(f"dashboard: {link_to(client)} (works once; `vf dashboard` makes another)", flush=True)
 
 
@@ -200,9 +202,12 @@ def _serve(told: Cluster, policy: Policy, host: str, port: int, look: Look) -> N
         over = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):  # its jobs go on, for the next manager
             signal.signal(number, lambda *_: over.set())
-        with serving(ClusterSource(manager), token, listening, lambda keep: _end(manager, over, keep=keep)):
+        identity = None if tls.is_loopback(host) else tls.identity()
+        scheme = "http" if identity is None else "https"
+        source = ClusterSource(manager)
+        with serving(source, token, listening, lambda keep: _end(manager, over, keep=keep), identity=identity):
             partial = folder() / ".address.partial"
-            partial.write_text(f"http://{host}:{listening.getsockname()[1]}\n")
+            partial.write_text(f"{scheme}://{host}:{listening.getsockname()[1]}\n")
             partial.replace(folder() / "address")  # whoever finds it can read it
             try:
                 _manage(manager, over, look)

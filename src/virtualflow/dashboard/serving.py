@@ -12,6 +12,7 @@ import uvicorn
 from virtualflow.dashboard.connections import Crowd, Limits, connection_of
 from virtualflow.dashboard.server import Server
 from virtualflow.dashboard.views import Source
+from virtualflow.runtime.tls import Identity
 
 GRACE_SECONDS = 1  # for answers under way, when it ends
 MOST_WAITING = 1024  # connections that the system holds until they are taken
@@ -24,8 +25,9 @@ def serving(
     listening: socket.socket,
     on_down: Callable[[bool], None] = lambda _: None,
     limits: Limits | None = None,
+    identity: Identity | None = None,
 ) -> Iterator[Server]:
-    """Answer on the bound socket *listening* until the block ends."""
+    """Answer on the bound socket *listening* until the block ends; encrypted, with an *identity*."""
     server = Server(source, token, on_down)
     limits = limits or Limits.here()
     config = uvicorn.Config(
@@ -38,6 +40,8 @@ def serving(
         http=connection_of(Crowd(limits)),
         h11_max_incomplete_event_size=limits.head_bytes,
         backlog=limits.at_once,
+        ssl_certfile=identity.certificate if identity is not None else None,
+        ssl_keyfile=identity.key if identity is not None else None,
     )
     http = _Http(config)
     thread = threading.Thread(target=http.run, args=([listening],), daemon=True)

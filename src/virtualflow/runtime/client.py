@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from virtualflow.core.membership import home
 from virtualflow.errors import ManagerError, VirtualFlowError
-from virtualflow.runtime import door
+from virtualflow.runtime import door, tls
 
 ANSWER_SECONDS = 30.0
 NOBODY = "no manager runs here. `vf cluster up` starts one."
@@ -27,20 +27,25 @@ def folder() -> Path:
 class Client:
     """A manager, as its users see it."""
 
-    address: str  # http://HOST:PORT
+    address: str  # http://HOST:PORT, or https
     token: str
+    fingerprint: str = ""  # of the manager's certificate
 
     @classmethod
     def find(cls) -> Client:
         """The manager of this ``$VF_HOME``; or the one at ``$VF_CLUSTER``, with the token in ``$VF_TOKEN_FILE``."""
-        address = os.environ.get("VF_CLUSTER")
-        token_file = Path(os.environ.get("VF_TOKEN_FILE", folder() / "token"))
+        return cls.in_folder(folder(), os.environ.get("VF_CLUSTER"), os.environ.get("VF_TOKEN_FILE"))
+
+    @classmethod
+    def in_folder(cls, folder: Path, address: str | None = None, token_file: str | None = None) -> Client:
+        """The manager that keeps its records in *folder*; or the one at *address*, with the token in *token_file*."""
         if address is None:
             try:
-                address = (folder() / "address").read_text().strip()
+                address = (folder / "address").read_text().strip()
             except OSError:
                 raise ManagerError(NOBODY) from None
-        return cls(address, door.read_token(token_file, create=False).secret.decode())
+        token = door.read_token(Path(token_file or folder / "token"), create=False)
+        return cls(address, token.secret.decode(), token.fingerprint)
 
     @classmethod
     def found(cls) -> Client | None:
@@ -58,9 +63,19 @@ class Client:
     def post(self, path: str, **body: Any) -> Any:
         return self._ask("POST", path, body or None)
 
+    def _connection(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
+        if scheme == "https":
+            return _Pinned(host, port, self.fingerprint)
+        if not tls.is_loopback(host):
+            raise ManagerError(
+                f"{self.address} is on another machine, and would be sent the token as it is. Managers that others can "
+                "reach are encrypted: say https://"
+            )
+        return http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
+
     def _ask(self, verb: str, path: str, body: Any) -> Any:
         where = urlsplit(self.address)
-        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=ANSWER_SECONDS)
+        connection = self._connection(where.scheme, where.hostname or "", where.port)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         try:
             connection.request(
@@ -83,6 +98,18 @@ class Client:
         if answer.status >= 400:
             raise ManagerError(_detail(text) or f"the manager refused: {answer.status} {answer.reason}")
         return json.loads(text)
+
+
+class _Pinned(http.client.HTTPSConnection):
+    """Sends nothing to whoever has another certificate than the one of the token file."""
+
+    def __init__(self, host: str, port: int | None, fingerprint: str) -> None:
+        super().__init__(host, port, timeout=ANSWER_SECONDS, context=tls.client_context())
+        self._fingerprint = fingerprint
+
+    def connect(self) -> None:
+        super().connect()
+        tls.check(self.sock, f"{self.host}:{self.port}", self._fingerprint)
 
 
 def _detail(text: str) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import hashlib
 import hmac
+import ipaddress
 import os
 import select
 import socket
@@ -95,6 +96,32 @@ def _write_once(path: Path, text: bytes) -> None:
     partial.replace(path)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether *host* names this machine alone, so that nothing need be encrypted."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def client_context() -> ssl.SSLContext:
+    """For connections whose certificate ``check`` compares with a fingerprint, and nobody else."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def check(connection: ssl.SSLSocket, where: str, expected: str) -> None:
+    """Close *connection* and raise LaunchError if the certificate there has another fingerprint than *expected*."""
+    shown = fingerprint(connection.getpeercert(binary_form=True) or b"")
+    if not hmac.compare_digest(shown, expected):
+        connection.close()
+        raise LaunchError(
+            f"whoever answers at {where} is not the one of the token file: it shows the certificate {shown}, and the "
+            f"file names {expected or 'none'}. If the machine there has a new one, copy its token file again."
+        )
+
+
 def server_context(own: Identity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -126,19 +153,10 @@ def serve(connection: socket.socket, context: ssl.SSLContext) -> socket.socket:
 
 def connect(host: str, port: int, expected: str, seconds: float) -> socket.socket:
     """The plain end of a tunnel to *host*; LaunchError if its certificate has another fingerprint than *expected*."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # its fingerprint is compared instead
     with socket.create_connection((host, port), timeout=seconds) as connection:
         _keep_alive(connection)
-        encrypted = context.wrap_socket(connection)  # which is the connection's owner from here on
-    shown = fingerprint(encrypted.getpeercert(binary_form=True) or b"")
-    if not hmac.compare_digest(shown, expected):
-        encrypted.close()
-        raise LaunchError(
-            f"whoever answers at {host}:{port} is not the job of the token file: it shows the certificate {shown}, "
-            f"and the file names {expected}. If the job's machine has a new one, copy its token file again."
-        )
+        encrypted = client_context().wrap_socket(connection)  # which is the connection's owner from here on
+    check(encrypted, f"{host}:{port}", expected)
     ours, theirs = socket.socketpair()
 
     def run() -> None:
