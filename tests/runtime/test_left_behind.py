@@ -7,15 +7,22 @@ import signal
 import textwrap
 from pathlib import Path
 
+import pytest
+import torch
+
 from tests.conftest import Launcher
 from tests.runtime.driven import TRAIN, Deed, Driven, to
 from tests.runtime.test_joiners import assert_same
 from virtualflow.runtime.coordinator import Coordinator
+from virtualflow.runtime.folder import JobFolder
 from virtualflow.runtime.local import LocalBackend
 
 DAEMON = """
 import os, subprocess, sys, time
 from pathlib import Path
+
+import pytest
+import torch
 
 def daemonise(folder):
     if os.fork() == 0:
@@ -97,3 +104,18 @@ def test_a_fork_server_that_is_killed_ends_no_job_and_is_replaced(tmp_path: Path
         finished = Driven(own, tmp_path / "disturbed", script).run(2, plan)
     assert_same(calm, finished)
     assert [len(change.devices) for change in finished.changes] == [3, 2, 3, 2, 3]
+
+
+def test_a_defect_in_the_coordinator_costs_no_step(backend: LocalBackend, tmp_path: Path) -> None:
+    driven = Driven(backend, tmp_path / "job", TRAIN, patience_seconds=10.0)
+
+    def fail(_: Coordinator) -> None:
+        if driven.step >= 5:
+            raise ZeroDivisionError
+
+    driven.tick = fail
+    with pytest.raises(ZeroDivisionError):
+        driven.run(2, [(10**6, to(3))])
+    checkpoint = JobFolder(tmp_path / "job" / "job").latest_checkpoint()
+    assert checkpoint is not None
+    assert torch.load(checkpoint, weights_only=True)["position"]["global_step"] >= 5

@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,8 @@ class Coordinator:
                 while self._outcome is None:
                     self._turn()
             except Exception:  # a defect here: the workers go on to a checkpoint, as if this process had been killed
+                self._end(Outcome(1))
+                self._on_tick = lambda: None
                 self._crew.let_go()
                 self._await_the_end(2 * self._job.patience_seconds)
                 raise
@@ -456,7 +458,8 @@ class Coordinator:
     def _await_the_end(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self._crew.is_gone and time.monotonic() < deadline:
-            self._pump(0.05)
+            with suppress(Exception):  # nothing keeps it from seeing to the others
+                self._pump(0.05)
 
 
 def _signal_advice(device: str, number: int) -> str:
