@@ -116,7 +116,13 @@ def stop(
         if time.monotonic() > deadline:
             raise LaunchError(f"job {job} has not ended within {WAIT_SECONDS:.0f} s")
         time.sleep(0.05)
+    state = folder.read_state()
+    if checkpoint and state["state"] == "FAILED":
+        why = state.get("reason", f"`vf logs {job}` may say why")
+        raise LaunchError(f"job {job} has ended, and no checkpoint was written: {why} ({how_to_go_on(folder)})")
     print(f"job {job} has ended")
+    if checkpoint and can_go_on(folder, state["state"]):
+        print(how_to_go_on(folder))
 
 
 def logs(

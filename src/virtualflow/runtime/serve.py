@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -45,13 +47,16 @@ def run_job(
                 interrupts.on_notice = coordinator.notice
                 outcome = coordinator.run()
             except Interrupted:
-                folder.write_state(folder.read_state() | {"state": "CANCELLED", "workers": []})
+                with contextlib.suppress(OSError):
+                    folder.write_state(folder.read_state() | {"state": "CANCELLED", "workers": []})
                 raise
-            if interrupts.noticed is not None and coordinator.was_stopped:
-                outcome = dataclasses.replace(outcome, code=128 + interrupts.noticed, was_interrupted=True)
+            told = interrupts.noticed or (signal.SIGTERM if coordinator.was_preempted else None)
+            if told is not None and coordinator.was_stopped:
+                outcome = dataclasses.replace(outcome, code=128 + told, was_interrupted=True)
             if outcome.failure is not None:
                 quiet = f"the script ended with exit code {outcome.code}; its output says why\n"
-                folder.failure.write_text(outcome.failure.text or quiet)
+                with contextlib.suppress(OSError):  # a full disk: the state has the last line
+                    folder.failure.write_text(outcome.failure.text or quiet)
             return outcome
     except Interrupted as interruption:
         return Outcome(128 + interruption.signal_number, was_interrupted=True)
