@@ -11,6 +11,7 @@ import glob
 import hashlib
 import os
 import secrets
+import struct
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -123,7 +124,7 @@ def check(path: Path) -> bool:
         with path.open("rb") as file:
             sealed = _check_digest(path, file)
             _check_sizes(path, file)
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, OverflowError, struct.error) as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}. It is truncated, damaged, or not a VirtualFlow checkpoint; use an "
             "earlier one, or save again."

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 from virtualflow.core.membership import home
 from virtualflow.errors import VirtualFlowError
-from virtualflow.runtime import launch
+from virtualflow.runtime import choosing, launch
 from virtualflow.runtime.backend import Backend
 from virtualflow.runtime.coordinator import Coordinator, Outcome
 from virtualflow.runtime.folder import JobFolder, JobSpec
@@ -40,6 +40,7 @@ def run_job(
             due, checkpoint = launch.take(folder, token) if token is not None else (True, None)
             if not due:
                 return Outcome(0)
+            checkpoint = choosing.whole(folder, checkpoint, lambda text: _say(output, job, text))
             interrupts = owned.enter_context(interruptible())
             try:
                 workers = backend or owned.enter_context(_backend_of(job, lock))
@@ -62,6 +63,10 @@ def run_job(
         return Outcome(128 + interruption.signal_number, was_interrupted=True)
     finally:
         output.close()
+
+
+def _say(output: Sink, job: JobSpec, text: str) -> None:
+    output.write(job.devices[0], "stderr", f"{text}\n".encode(), lead=True)
 
 
 def _backend_of(job: JobSpec, lock: int) -> AbstractContextManager[Backend]:
