@@ -20,7 +20,7 @@ from virtualflow.core.certificate import EMPTY_CHAIN, extend_chain
 from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes
-from virtualflow.errors import CheckpointError, ConfigError, CoordinatorLostError
+from virtualflow.errors import CheckpointError, ConfigError
 from virtualflow.events import (
     EpochEnded,
     EpochStarted,
@@ -39,7 +39,7 @@ from virtualflow.train.audit import Audit, Exchange
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.data import Collate, Dataset, Feed, length_of
-from virtualflow.train.keeper import Keeper
+from virtualflow.train.keeper import Keeper, Mark
 from virtualflow.train.loading import Loading, requests
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
@@ -140,6 +140,7 @@ class Trainer:
         self._top: dict[str, Any] | None = None  # the settings as they were at the top of the epoch
         self._entering: dict[str, Any] | None = None  # the state with which this worker comes into a running epoch
         self._resumable: bool | None = None  # as soon as it trains: whether it is the script's first that does
+        self._end_of_pass: Mark | None = None
         self._in_epochs = False
         self._pass_begun = False
         self._said: set[str] = set()
@@ -170,6 +171,8 @@ class Trainer:
         """The epochs up to *count* that are still to do: after ``load``, those after the checkpoint."""
         if self._resumable is None:
             self._resumable = self._membership.begin_training()
+            if self._resumable:
+                self._peers.keep_at_the_end = self._keep_end_of_pass
         if self._membership.joining:
             parameters = sum(parameter.nbytes for parameter in self._live.parts.parameters().values())
             allocator.have_ready(4 * parameters)  # the state that comes, with an optimizer's, and the sums
@@ -184,6 +187,8 @@ class Trainer:
                 yield epoch
                 self._position.finished = True
                 self._complete_saves()
+            if self._membership.orphaned:
+                self._stop_if_told()
         finally:
             self._peers.under_way.discard(self._number)
             self._in_epochs = False
@@ -259,10 +264,6 @@ class Trainer:
         started = time.perf_counter()
         try:
             result = self._runner.run(batch, self.global_step, self._feed)
-        except CoordinatorLostError:
-            self._runner.abandon()
-            self._keep()  # whoever is left: the lead may be gone too
-            raise
         finally:
             reseed(derive(self._seed, "after", batch.epoch, batch.step))
         self._record(batch, result, time.perf_counter() - started)
@@ -408,10 +409,7 @@ class Trainer:
 
     def _settle(self) -> None:
         """Between two steps: the one place where membership changes by plan."""
-        if self._membership.must_stop:
-            if self.is_lead:
-                self._keep()
-            self._membership.stop()
+        self._stop_if_told()
         every = self._membership.job.checkpoint_every
         if every and self.is_lead and self.global_step and self.global_step % every == 0:
             try:
@@ -420,7 +418,14 @@ class Trainer:
                 warnings.warn(f"the job goes on without a checkpoint of this step: {error}", stacklevel=2)
         if self._membership.change_is_due:
             self._peers.change(self._send_state)
+            self._stop_if_told()
         self._tell_of_changes()
+
+    def _stop_if_told(self) -> None:
+        if self._membership.must_stop:
+            if self.is_lead or self._membership.orphaned:  # the lead may be gone, too
+                self._keep()
+            self._membership.stop()
 
     def _cross_boundary(self, epoch: Epoch, step: int, feed: Feed) -> None:
         self._settle()
@@ -463,6 +468,17 @@ class Trainer:
             )
         if self._resumable:
             self._keeper.keep(self._position, self._top)
+
+    def _keep_end_of_pass(self) -> None:
+        """The script has ended, and nobody was there to be told: what came after its last step is done again."""
+        mark = self._end_of_pass
+        if mark is None or mark.position.global_step != self.global_step:
+            return  # nothing was trained that is not kept
+        if mark.digest != self.digest():
+            raise CheckpointError(
+                f"step {self.global_step} can't be gone on from: the script has changed the model after its last step."
+            )
+        self._keeper.keep_marked(mark)
 
     def _send_state(self, group: Group) -> None:
         contents = snapshot.take(self._live, self._position) | {"top": self._top}
@@ -528,6 +544,8 @@ class Trainer:
             self._say_once(difference)
         self._tell_of_changes()  # the last step of a job has no boundary after it
         self._events.write(EpochEnded(epoch.number, self.global_step - 1, value))
+        self._position.step = epoch.steps
+        self._end_of_pass = self._keeper.mark(self._position, self._top, value)
 
     def _check_replicas(self, call: str, when: str) -> str:
         if odd := self._replicas.odd(call, self.global_step):
