@@ -62,7 +62,15 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(("where", "epoch", "dies"), ALL if "VF_ALL_ORPHANS" in os.environ else SOME)
 def test_a_killed_coordinator_costs_no_step(tmp_path: Path, calm: str, where: str, epoch: int, dies: str) -> None:
-    killed = run(tmp_path, where, dies, epoch=epoch)
+    assert_no_step_is_lost(run(tmp_path, where, dies, epoch=epoch), calm)
+
+
+@pytest.mark.parametrize(("where", "epoch"), [("evaluate", 1), ("evaluate at the end", 3)])
+def test_nor_does_that_of_a_job_on_one_device(tmp_path: Path, calm: str, where: str, epoch: int) -> None:
+    assert_no_step_is_lost(run(tmp_path, where, devices=1, epoch=epoch), calm)
+
+
+def assert_no_step_is_lost(killed: subprocess.CompletedProcess[str], calm: str) -> None:
     assert killed.returncode == -9, killed.stderr
     job = killed.stdout.split()[1]
     folder = JobFolder(home() / "jobs" / job)

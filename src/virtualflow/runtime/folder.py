@@ -152,7 +152,10 @@ class JobFolder:
 
     def began_from(self) -> Path | None:
         """The checkpoint of another job, or of the script's own, that this one was told to go on from."""
-        given = self.spec().from_checkpoint
+        try:
+            given = self.spec().from_checkpoint
+        except (OSError, ValueError, TypeError):  # a damaged folder: others say so
+            return None
         return Path(given) if given is not None else None
 
     @contextmanager
