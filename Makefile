@@ -40,6 +40,7 @@ chaos: setup  ## random kills and resizes, and the corpus of scripts: make chaos
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.chaos --manager --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 	VF_FUZZ=100000 $(BIN)/pytest tests/runtime/test_strangers.py -k random --timeout 3600
+	VF_ALL_ORPHANS=1 $(BIN)/pytest -n 2 tests/chaos/test_orphans.py
 	$(BIN)/python -m tests.equivalence $(if $(ONLY),--only '$(ONLY)')
 
 bench: setup data  ## speed, memory and the paper's results (long)

@@ -148,24 +148,33 @@ class EventLog:
                 self._unwritten.append(event)
             return
         if self._descriptor is None or self._unwritten:
-            self._take_over()
+            told = self._take_over(event)
+            if isinstance(event, StepDone) and event.step <= told:
+                return  # made again, by one who could not know that it was
         self._append(event)
 
-    def _take_over(self) -> None:
+    def _take_over(self, event: Event) -> int:
+        """Tell what the last lead could not; return the last step that it has told of."""
         if self._descriptor is None:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             weakref.finalize(self, os.close, self._descriptor)
         # The last lead may have died between committing a step and telling of it, or with a machine that told late.
-        last = self._last_step() if self._unwritten else -1
-        for event in self._unwritten:
-            if event.step > last:
-                self._append(event)
+        last = self._last_step() if self._unwritten or isinstance(event, StepDone) else -1
+        for unwritten in self._unwritten:
+            if unwritten.step > last:
+                self._append(unwritten)
         self._unwritten.clear()
+        return last
 
     def _last_step(self) -> int:
-        steps = [event.step for event in read_events(self.path) if isinstance(event, StepDone)]
-        return max(steps, default=-1)
+        last = -1
+        for event in read_events(self.path):
+            if isinstance(event, StepDone):
+                last = event.step
+            elif isinstance(event, Loaded):
+                last = event.step - 1
+        return last
 
     def _append(self, event: Event) -> None:
         assert self._descriptor is not None

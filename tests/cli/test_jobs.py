@@ -289,7 +289,7 @@ def test_every_verb_has_a_clear_answer_whatever_the_job_is_doing(
         time.sleep(0.05)
     assert_it_runs(all_say(job.id), "RUNNING")
     job.let_go("hold-step")
-    assert stopping.communicate(timeout=60)[0] == f"job {job.id} has ended\n"
+    assert stopping.communicate(timeout=60)[0].startswith(f"job {job.id} has ended\n`vf run --resume {job.id}` goes on")
 
     assert job.status()["state"] == "CANCELLED"
     for verb in (["resize", job.id, "2"], ["stop", job.id]):

@@ -13,11 +13,12 @@ from rich import box
 from rich.live import Live
 from rich.table import Column, Table
 
-from virtualflow.cli.resuming import can_go_on, how_to_go_on, step_of
+from virtualflow.cli.resuming import can_go_on, how_to_go_on
 from virtualflow.cli.screen import say, screen
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
 from virtualflow.runtime import control
+from virtualflow.runtime.choosing import step_of
 from virtualflow.runtime.client import Client
 from virtualflow.runtime.folder import ENDED, JobFolder, all_jobs
 from virtualflow.runtime.output import LEAD_LOG
@@ -116,7 +117,13 @@ def stop(
         if time.monotonic() > deadline:
             raise LaunchError(f"job {job} has not ended within {WAIT_SECONDS:.0f} s")
         time.sleep(0.05)
+    state = folder.read_state()
+    if checkpoint and state["state"] == "FAILED":
+        why = state.get("reason", f"`vf logs {job}` may say why")
+        raise LaunchError(f"job {job} has ended, and no checkpoint was written: {why} ({how_to_go_on(folder)})")
     print(f"job {job} has ended")
+    if checkpoint and can_go_on(folder, state["state"]):
+        print(how_to_go_on(folder))
 
 
 def logs(
@@ -175,6 +182,7 @@ def describe(folder: JobFolder) -> dict[str, Any]:
             elif isinstance(event, Regrouped):
                 changes.append(event)
     described["checkpoint_step"] = step_of(folder.latest_checkpoint())
+    described["checkpoints"] = [step_of(path) for path in folder.automatic_checkpoints()]
     described["changes"] = [
         {"generation": c.generation, "step": c.step, "cause": c.cause, "devices": c.devices, "pause_ms": c.pause_ms}
         for c in changes[-5:]
@@ -202,6 +210,8 @@ def _print_more(folder: JobFolder) -> None:
         say(job["reason"])
     if can_go_on(folder, job["state"]):
         print(how_to_go_on(folder))
+        if earlier := job["checkpoints"][:-1]:
+            print(f"  --from-checkpoint {' or '.join(map(str, reversed(earlier)))} chooses an earlier one")
     for change in job["changes"]:
         pause = ", ".join(f"{name} {ms:.0f} ms" for name, ms in change["pause_ms"].items())
         say(f"generation {change['generation']} at step {change['step']} ({change['cause']}): "

@@ -43,7 +43,7 @@ from virtualflow.core.membership import home, new_job_id
 from virtualflow.core.plan import Layout
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM
-from virtualflow.runtime import control, launch
+from virtualflow.runtime import choosing, control, launch
 from virtualflow.runtime.coordinator import Outcome
 from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.output import AllOutput, LeadOutput
@@ -93,6 +93,13 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; `vf status` shows it.")] = False,
     resume: Annotated[
         str | None, typer.Option(help="Go on with a job from its last checkpoint.", metavar="JOB")
+    ] = None,
+    from_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Go on from this checkpoint instead of the last one: a file, or with --resume a step of the job.",
+            metavar="FILE|STEP",
+        ),
     ] = None,
     replace: Annotated[
         bool, typer.Option("--replace/--no-replace", help="Start a new worker for each lost one.")
@@ -150,9 +157,9 @@ def run(
         told = {field: value for name in given & ways.keys() for field, value in ways[name].items()}
         if "devices" in told:
             told.setdefault("owners", None)
-        folder, checkpoint = _to_resume(resume, told)
+        folder, checkpoint = _to_resume(resume, told, from_checkpoint)
     else:
-        checkpoint = None
+        checkpoint = choosing.checked(Path(from_checkpoint)) if from_checkpoint is not None else None
         job = JobSpec(
             job_id=new_job_id(),
             script=str(_existing(script)),
@@ -161,6 +168,7 @@ def run(
             device_type=device_type_of(device_type),
             audit=audit,
             node_sizes=planned.node_sizes if planned else None,
+            from_checkpoint=str(checkpoint) if checkpoint else None,
             **{field: value for fields in ways.values() for field, value in fields.items()},
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
@@ -169,7 +177,7 @@ def run(
         raise LaunchError("--dashboard needs the job in the foreground; `vf cluster up` has a page that stays")
     token = launch.prepare(folder, checkpoint)
     print(f"job {folder.path.name}", flush=True)
-    if resume is not None:
+    if resume is not None or checkpoint is not None:
         print(where_it_goes_on(folder, checkpoint), file=sys.stderr, flush=True)
     if detach:
         _detach(folder, token)
@@ -205,19 +213,36 @@ def _detach(folder: JobFolder, token: str) -> None:
         time.sleep(0.05)
 
 
-def _to_resume(job_id: str, told: dict[str, Any]) -> tuple[JobFolder, Path | None]:
+def _to_resume(job_id: str, told: dict[str, Any], choice: str | None) -> tuple[JobFolder, Path | None]:
     folder = JobFolder.of(job_id)
     if folder.spec().managed:
         raise LaunchError(f"job {job_id} is the manager's: `vf resume {job_id}` lets a paused one go on")
     deadline = time.monotonic() + 2 * folder.spec().patience_seconds  # its workers may still write a checkpoint
     while folder.is_locked():
         if control.answers(folder) or time.monotonic() > deadline:
-            raise LaunchError(f"job {job_id} is running; `vf status {job_id}` shows it")
+            raise LaunchError(f"job {job_id} is running; `vf status {job_id}` shows it{_what_runs(folder)}")
         time.sleep(0.05)
     if folder.read_state()["state"] == "DONE":
         raise LaunchError(f"job {job_id} has ended; there is nothing left to do")
     folder.change(dataclasses.replace(folder.spec(), **told))
-    return folder, folder.latest_checkpoint()
+    with folder.locked():
+        if choice is None:
+            return folder, choosing.whole(folder, folder.latest_checkpoint(), _tell)
+        checkpoint = choosing.chosen(folder, choice)
+        for path in choosing.set_newer_aside(folder, checkpoint):
+            _tell(f"set aside: {path}")
+        if checkpoint.parent != folder.checkpoints:
+            folder.change(dataclasses.replace(folder.spec(), from_checkpoint=str(checkpoint)))
+        return folder, checkpoint
+
+
+def _what_runs(folder: JobFolder) -> str:
+    """Workers whose coordinator is gone finish what they are at."""
+    return "" if control.answers(folder) else ". Its coordinator is gone, and a worker still finishes its step: wait"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _devices(text: str, planned: Layout | None, file: Path | None, emulate: str | None, scale: float | None) -> Devices:

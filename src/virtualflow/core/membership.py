@@ -128,6 +128,10 @@ class Membership(Protocol):
     def must_stop(self) -> bool:
         """Whether the job is to end at the next boundary, with a checkpoint to go on from."""
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether it must stop because nobody is left to say who belongs to the job, as all who are left know."""
+
     def stop(self) -> NoReturn:
         """End this worker; the checkpoint is written."""
 
@@ -135,7 +139,10 @@ class Membership(Protocol):
         """Outside of a step: go now if this worker was told to leave, and the others know that they go on without."""
 
     def recover(self) -> None:
-        """A peer was lost: wait for the generation without it, and form its group."""
+        """A peer was lost: wait for the generation without it, and form its group.
+
+        If nobody is left to say which that is, one worker returns, alone, and the others end here.
+        """
 
     @property
     def joining(self) -> bool:
@@ -164,7 +171,7 @@ class Solo:
     devices: tuple[DeviceId, ...] = ("0",)
     group = None
     generation = seen = 0
-    change_is_due = joining = must_stop = False
+    change_is_due = joining = must_stop = orphaned = False
     changes: list[Change] = []  # noqa: RUF012  (nothing ever changes)
 
     def __init__(self) -> None:

@@ -237,6 +237,11 @@ class Coordinator:
             "asked": self._asked_to_stop,
             "preempted": sorted(self._preempted),
             "lost": failure is not None and self._is_no_fault_of_the_script(failure),
+            **(
+                {"reason": failure.text.strip().splitlines()[-1]}
+                if failure is not None and failure.text.strip()
+                else {}
+            ),
         }
 
     def _counts(self) -> dict[str, int]:
@@ -279,6 +284,11 @@ class Coordinator:
         """Whether the job has ended because that was wanted, not by itself."""
         failure = self._outcome.failure if self._outcome is not None else None
         return self._stopping and (failure is None or failure.kind == "late")
+
+    @property
+    def was_preempted(self) -> bool:
+        """Whether it was stopped because all of its workers were told to go, by nobody here."""
+        return self.was_stopped and bool(self._preempted) and not self._asked_to_stop
 
     def notice(self, signal_number: int) -> bool:
         """Stop with a checkpoint, soon; return whether there is something to save.

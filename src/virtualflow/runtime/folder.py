@@ -52,6 +52,7 @@ class JobSpec:
     pinned: dict[str, str] = field(default_factory=dict)  # by device: the machine that it is on, if that is decided
     managed: bool = False  # a manager says how many devices it has
     backend: str = "local"  # or "ray"
+    from_checkpoint: str | None = None  # a file that the job goes on from, as long as it has none of its own
     hash_seed: str = field(default_factory=lambda: hash_seed_of(os.environ))
 
 
@@ -147,8 +148,20 @@ class JobFolder:
         return status.st_ino, status.st_mtime_ns
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest automatic checkpoint."""
-        return max(self.checkpoints.glob("step-*.pt"), default=None)
+        """The newest automatic checkpoint; what the job began from without one."""
+        return max(self.automatic_checkpoints(), default=None) or self.began_from()
+
+    def automatic_checkpoints(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(self.checkpoints.glob("step-*.pt"))
+
+    def began_from(self) -> Path | None:
+        """The checkpoint of another job, or of the script's own, that this one was told to go on from."""
+        try:
+            given = self.spec().from_checkpoint
+        except (OSError, ValueError, TypeError):  # a damaged folder: others say so
+            return None
+        return Path(given) if given is not None else None
 
     @contextmanager
     def locked(self) -> Iterator[int]:

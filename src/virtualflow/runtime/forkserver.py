@@ -23,13 +23,16 @@ from virtualflow.runtime.output import outlasting
 from virtualflow.runtime.spec import WorkerSpec
 
 MOST_TOLD = 8  # of the processes that a worker has left behind
+OUTLIVE_SECONDS = 1800.0  # for a step or an evaluation that one of many workers has to finish alone
 
 _workers: set[int] = set()
 _patience_seconds = 30.0
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the coordinator's business
+    # A Ctrl-C is the coordinator's business; and Slurm tells every process of a job to end, this one too.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     adopt_orphans()  # what a worker leaves behind is ended with it
     connection = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()  # imports leave no garbage, and looking for it takes half a second
@@ -75,7 +78,7 @@ def _handle(connection: socket.socket, worker: Any) -> None:
 
 def _outlive() -> NoReturn:
     """The coordinator is gone: let the workers leave their checkpoint, and end with them."""
-    deadline = time.monotonic() + 2 * _patience_seconds
+    deadline = time.monotonic() + max(OUTLIVE_SECONDS, 2 * _patience_seconds)
     while _workers and time.monotonic() < deadline:
         _reap(None)
         time.sleep(0.02)
@@ -94,6 +97,7 @@ def _become_worker(request: dict[str, Any], descriptors: list[int], worker: Any)
         os.dup2(descriptors[0], 1)
         os.dup2(descriptors[1], 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.stdout, sys.stderr = outlasting(1), outlasting(2)
         code = worker.run(WorkerSpec.from_json(request["worker"]), descriptors[2])
     finally:

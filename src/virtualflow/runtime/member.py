@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from virtualflow.core import faults
@@ -21,9 +22,12 @@ from virtualflow.core.membership import Change, Handover, Job
 from virtualflow.errors import CoordinatorLostError, PeerLostError
 from virtualflow.runtime.rendezvous import Meetings, TorchGroup
 from virtualflow.runtime.spec import WorkerSpec
+from virtualflow.runtime.turn import Turn
 from virtualflow.runtime.wire import Wire, generation_from_json
 
-ORPHANED_SECONDS = 10  # beyond two patiences, for a worker without a coordinator to come to its end
+ORPHANED_SECONDS = 1860  # beyond two patiences, for a worker without a coordinator to come to a boundary
+ALONE = "coordinator lost"  # the cause of the generation of a worker that has nobody left
+ORPHANED = 2**62  # stands for a generation: the one in which there is no coordinator
 
 
 class Member:
@@ -50,6 +54,7 @@ class Member:
         self.peers: Any = None
         self._handover: TorchGroup | None = None
         self._meetings = Meetings(self._post)
+        self._turn: Turn | None = None
         threading.Thread(target=self._listen, daemon=True).start()
         if not spec.joins and len(spec.devices) > 1:
             self._form_first()
@@ -72,7 +77,7 @@ class Member:
 
     @property
     def seen(self) -> int:
-        return max(self._published, default=self._generation.number)
+        return ORPHANED if self._orphaned else max(self._published, default=self._generation.number)
 
     @property
     def change_is_due(self) -> bool:
@@ -150,9 +155,15 @@ class Member:
 
     @property
     def must_stop(self) -> bool:
-        return self._orphaned or (self.change_is_due and self._published[self._agreed].cause == "stop")
+        return self.orphaned or (self.change_is_due and self._published[self._agreed].cause == "stop")
+
+    @property
+    def orphaned(self) -> bool:
+        return self._agreed == ORPHANED
 
     def stop(self) -> NoReturn:
+        if self._turn is not None:
+            self._turn.end()
         self._end()
 
     def leave_early(self) -> None:
@@ -166,15 +177,34 @@ class Member:
         watch, before = Stopwatch(), self.devices
         self._break_group()
         self._wire.send(lost=self._generation.number)
-        new = self._await_loss()
+        try:
+            new = self._await_loss()
+        except CoordinatorLostError:
+            new = self._go_on_alone()
         watch.lap("agree")
         if self.device not in new.devices:
             self._end()
         self._form(new)
         watch.lap("form group")
         self._note_change(before, watch)
-        self._agreed = -1
+        self._agreed = ORPHANED if new.cause == ALONE else -1
         self._wire.send(formed=new.number)
+
+    def _go_on_alone(self) -> Generation:
+        """The coordinator is gone, and a peer: one of those who are left sees the job to its next boundary.
+
+        There a checkpoint can be written. In the middle of an evaluation, or between two lines of the script, it can't:
+        a job that resumes runs the script from the top, and can't skip half of what comes after a step.
+        """
+        if not self._training:
+            self._end()  # nothing is lost
+        try:
+            self._turn = Turn(Path(self._spec.job_folder, "alone"))
+        except OSError:
+            self._end()  # then no checkpoint can be written, either
+        if self._turn.is_over:
+            self._end()  # another one has seen to it
+        return Generation(self._generation.number + 1, ALONE, (self.device,))
 
     def join(self, receive_state: Handover) -> None:
         faults.reach("joining")
@@ -209,6 +239,16 @@ class Member:
         """Stay until every worker has ended its script: one that is behind may need what this one holds."""
         if self.peers is not None:
             self.peers.announce_end()
+        try:
+            self._await_the_others()
+        except CoordinatorLostError:
+            if self.peers is not None:
+                self.peers.keep_at_the_end()
+            if self._turn is not None:
+                self._turn.end()
+            raise
+
+    def _await_the_others(self) -> None:
         self._wire.send(done=True)
         while True:
             self._await(lambda: self._all_done or self._lost_by > self._generation.number or None, None)

@@ -84,10 +84,13 @@ class Inbox:
     def _keep(self, path: Path, data: bytes, *, whole: bool) -> None:
         path.parent.mkdir(exist_ok=True)
         partial = path.with_suffix(f".{id(self)}.partial")
-        with partial.open("ab") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(partial, flags, 0o666), "ab") as file:
             file.write(data)
-        if not whole:
-            return
+            if not whole:
+                return
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
         for old in sorted(path.parent.glob("step-*.pt"))[:-KEPT_CHECKPOINTS]:
             old.unlink(missing_ok=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 from virtualflow.core.membership import home
 from virtualflow.errors import VirtualFlowError
-from virtualflow.runtime import launch
+from virtualflow.runtime import choosing, launch
 from virtualflow.runtime.backend import Backend
 from virtualflow.runtime.coordinator import Coordinator, Outcome
 from virtualflow.runtime.folder import JobFolder, JobSpec
@@ -38,6 +40,7 @@ def run_job(
             due, checkpoint = launch.take(folder, token) if token is not None else (True, None)
             if not due:
                 return Outcome(0)
+            checkpoint = choosing.whole(folder, checkpoint, lambda text: _say(output, job, text))
             interrupts = owned.enter_context(interruptible())
             try:
                 workers = backend or owned.enter_context(_backend_of(job, lock))
@@ -45,19 +48,26 @@ def run_job(
                 interrupts.on_notice = coordinator.notice
                 outcome = coordinator.run()
             except Interrupted:
-                folder.write_state(folder.read_state() | {"state": "CANCELLED", "workers": []})
+                with contextlib.suppress(OSError):
+                    folder.write_state(folder.read_state() | {"state": "CANCELLED", "workers": []})
                 raise
-            if interrupts.noticed is not None and coordinator.was_stopped:
-                outcome = dataclasses.replace(outcome, code=128 + interrupts.noticed, was_interrupted=True)
+            told = interrupts.noticed or (signal.SIGTERM if coordinator.was_preempted else None)
+            if told is not None and coordinator.was_stopped:
+                outcome = dataclasses.replace(outcome, code=128 + told, was_interrupted=True)
             if outcome.failure is not None:
                 quiet = f"the script ended with exit code {outcome.code}; its output says why\n"
-                folder.failure.touch(0o600)
-                folder.failure.write_text(outcome.failure.text or quiet)
+                with contextlib.suppress(OSError):  # a full disk: the state has the last line
+                    folder.failure.touch(0o600)
+                    folder.failure.write_text(outcome.failure.text or quiet)
             return outcome
     except Interrupted as interruption:
         return Outcome(128 + interruption.signal_number, was_interrupted=True)
     finally:
         output.close()
+
+
+def _say(output: Sink, job: JobSpec, text: str) -> None:
+    output.write(job.devices[0], "stderr", f"{text}\n".encode(), lead=True)
 
 
 def _backend_of(job: JobSpec, lock: int) -> AbstractContextManager[Backend]:

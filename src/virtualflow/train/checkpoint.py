@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
-from virtualflow.core import faults
+from virtualflow.core import faults, sealed
+from virtualflow.core.sealed import Seal, written_whole
 from virtualflow.errors import CheckpointError
 
 FORMAT = "virtualflow checkpoint"
-VERSION = 1
+VERSION = 2
+UNSEALED_VERSION = 1  # of a VirtualFlow that wrote no digests; the rest is the same
 
 
 def write(path: Path, contents: dict[str, Any]) -> None:
@@ -23,28 +23,20 @@ def write(path: Path, contents: dict[str, Any]) -> None:
 
 
 def write_atomically(path: Path, value: Any) -> None:
-    """``torch.save`` into a file beside *path*, then rename."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """``torch.save`` into a file beside *path*, with a digest, then rename."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            torch.save(value, file)
+        with written_whole(path) as file, Seal(file) as seal:
+            torch.save(value, cast(IO[bytes], seal))
             faults.reach("save")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        for left in path.parent.glob(f".{path.name}.*.partial"):  # by a writer that was killed
-            left.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise CheckpointError(f"cannot write {path}: {error}. A file that was there before is untouched.") from error
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The contents of a checkpoint, checked to be one."""
+    """The contents of a checkpoint, checked to be one, and to be what was written."""
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
+    is_sealed = sealed.check(path)
     try:
         contents = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises a dozen types for damaged files
@@ -58,11 +50,13 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} is not a VirtualFlow checkpoint. A plain state_dict goes into the model with "
             "model.load_state_dict(torch.load(path)) before the Trainer is made."
         )
-    if contents.get("version") != VERSION:
+    if (version := contents.get("version")) not in (UNSEALED_VERSION, VERSION):
         raise CheckpointError(
-            f"{path} has checkpoint version {contents.get('version')}, and this is a VirtualFlow that reads version "
-            f"{VERSION}. Install the VirtualFlow that wrote it."
+            f"{path} has checkpoint version {version}, and this is a VirtualFlow that reads version {UNSEALED_VERSION} "
+            f"and {VERSION}. Install the VirtualFlow that wrote it."
         )
+    if version == VERSION and not is_sealed:
+        raise CheckpointError(f"{path} is damaged: its digest is gone. Use an earlier one, or save again.")
     return contents
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+import copy
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,15 @@ from virtualflow.train import checkpoint, snapshot
 from virtualflow.train.peers import Peers
 from virtualflow.train.recorded import Recorded
 from virtualflow.train.snapshot import Live, Position
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a job stood, and all of its state but the tensors, of which it has the digest."""
+
+    position: Position
+    digest: str
+    contents: dict[str, Any]
 
 
 class Keeper:
@@ -30,11 +42,37 @@ class Keeper:
 
     def keep(self, position: Position, top: dict[str, Any] | None) -> None:
         """Write an automatic checkpoint, if nobody has yet, and drop all but the last two."""
+        self._keep(position, lambda: self._contents(position, top))
+
+    def mark(self, position: Position, top: dict[str, Any] | None, digest: str) -> Mark:
+        """Where the job stands, for ``keep_marked``."""
+        position = replace(position)
+        settings = self._live.settings.take_copy()
+        contents = {"position": asdict(position), "settings": settings, "top": top, **copy.deepcopy(self._calls())}
+        return Mark(position, digest, contents)
+
+    def keep_marked(self, mark: Mark) -> None:
+        """As ``keep``, where the job stood, if its tensors are still those."""
+        self._keep(mark.position, lambda: self._contents(mark.position, None) | mark.contents)
+
+    def _keep(self, position: Position, contents: Callable[[], dict[str, Any]]) -> None:
         path = self._folder / f"step-{position.global_step:09d}.pt"
-        if not path.exists():
-            checkpoint.write(path, self._contents(position, top))
-        for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
-            old.unlink(missing_ok=True)
+        with self._one_at_a_time():
+            if not path.exists():
+                checkpoint.write(path, contents())
+            for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
+                old.unlink(missing_ok=True)
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Where nobody is left to say who the lead is, several may want to write the same."""
+        try:
+            file = (self._folder.parent / "keeping").open("w")
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {self._folder.parent}: {error}") from error
+        with file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            yield
 
     def amend(self, path: Path, position: Position) -> None:
         """Give a checkpoint that was saved at this position the settings as they are now."""
@@ -62,5 +100,7 @@ class Keeper:
 
     def _contents(self, position: Position, top: dict[str, Any] | None) -> dict[str, Any]:
         taken = snapshot.take(self._live, position)
-        calls = {"between": self._recorded.between, "results": self._recorded.section}
-        return {"job": self._facts, **taken, "top": top, **calls}
+        return {"job": self._facts, **taken, "top": top, **self._calls()}
+
+    def _calls(self) -> dict[str, Any]:
+        return {"between": self._recorded.between, "results": self._recorded.section}

@@ -32,6 +32,7 @@ class Peers:
         self.last = torch.zeros(0, dtype=torch.int64)
         self.trainers = 0  # that this process has made
         self.under_way: set[int] = set()  # Trainers, by number, whose loop over epochs runs
+        self.keep_at_the_end: Callable[[], None] = lambda: None  # when the script has ended, and nobody is told of it
 
     @classmethod
     def of(cls, membership: Membership) -> Peers:
@@ -73,8 +74,6 @@ class Peers:
             try:
                 result = attempt()
                 break
-            except CoordinatorLostError:
-                raise
             except PeerLostError:
                 missed = self.catch_up()
                 if missed is not None:
@@ -153,8 +152,6 @@ class Peers:
             try:
                 self.membership.recover()
                 return self._missed()
-            except CoordinatorLostError:
-                raise
             except PeerLostError:
                 continue  # another one was lost meanwhile
 

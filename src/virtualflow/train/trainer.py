@@ -22,7 +22,7 @@ from virtualflow.core.certificate import EMPTY_CHAIN, extend_chain
 from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes
-from virtualflow.errors import CheckpointError, ConfigError, CoordinatorLostError
+from virtualflow.errors import CheckpointError, ConfigError
 from virtualflow.events import (
     EpochEnded,
     EpochStarted,
@@ -41,7 +41,7 @@ from virtualflow.train.audit import Audit, Exchange
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.data import Collate, Dataset, Feed, length_of
-from virtualflow.train.keeper import Keeper
+from virtualflow.train.keeper import Keeper, Mark
 from virtualflow.train.loading import Loading, requests
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
@@ -155,6 +155,7 @@ class Trainer:
         self._entering: dict[str, Any] | None = None  # the state with which this worker comes into a running epoch
         self._resumed = False
         self._resumable: bool | None = None  # as soon as it trains: whether it is the script's first that does
+        self._end_of_pass: Mark | None = None
         self._in_epochs = False
         self._pass_begun = False
         self._said: set[str] = set()
@@ -185,6 +186,8 @@ class Trainer:
         """The epochs up to *count* that are still to do: after ``load``, those after the checkpoint."""
         if self._resumable is None:
             self._resumable = self._membership.begin_training()
+            if self._resumable:
+                self._peers.keep_at_the_end = self._keep_end_of_pass
         self._live.variables.before_the_loop()
         if self._membership.joining:
             parameters = sum(parameter.nbytes for parameter in self._live.parts.parameters().values())
@@ -200,6 +203,8 @@ class Trainer:
                 yield epoch
                 self._position.finished = True
                 self._complete_saves()
+            if self._membership.orphaned:
+                self._stop_if_told()
         finally:
             self._peers.under_way.discard(self._number)
             self._in_epochs = False
@@ -311,10 +316,6 @@ class Trainer:
         started = time.perf_counter()
         try:
             result = self._runner.run(batch, self.global_step, self._feed)
-        except CoordinatorLostError:
-            self._runner.abandon()
-            self._keep()  # whoever is left: the lead may be gone too
-            raise
         finally:
             reseed(derive(self._seed, "after", batch.epoch, batch.step))
         self._record(batch, result, time.perf_counter() - started)
@@ -462,10 +463,7 @@ class Trainer:
 
     def _settle(self) -> None:
         """Between two steps: the one place where membership changes by plan."""
-        if self._membership.must_stop:
-            if self.is_lead:
-                self._keep()
-            self._membership.stop()
+        self._stop_if_told()
         every = self._membership.job.checkpoint_every
         if every and self.is_lead and self.global_step and self.global_step % every == 0:
             try:
@@ -474,7 +472,14 @@ class Trainer:
                 warnings.warn(f"the job goes on without a checkpoint of this step: {error}", stacklevel=2)
         if self._membership.change_is_due:
             self._peers.change(self._send_state)
+            self._stop_if_told()
         self._tell_of_changes()
+
+    def _stop_if_told(self) -> None:
+        if self._membership.must_stop:
+            if self.is_lead or self._membership.orphaned:  # the lead may be gone, too
+                self._keep()
+            self._membership.stop()
 
     def _cross_boundary(self, epoch: Epoch, step: int, feed: Feed) -> None:
         self._settle()
@@ -517,6 +522,17 @@ class Trainer:
             )
         if self._resumable:
             self._keeper.keep(self._position, self._top)
+
+    def _keep_end_of_pass(self) -> None:
+        """The script has ended, and nobody was there to be told: what came after its last step is done again."""
+        mark = self._end_of_pass
+        if mark is None or mark.position.global_step != self.global_step:
+            return  # nothing was trained that is not kept
+        if mark.digest != self.digest():
+            raise CheckpointError(
+                f"step {self.global_step} can't be gone on from: the script has changed the model after its last step."
+            )
+        self._keeper.keep_marked(mark)
 
     def _send_state(self, group: Group) -> None:
         contents = snapshot.take(self._live, self._position) | {"top": self._top}
@@ -583,6 +599,8 @@ class Trainer:
         self._check_samples()
         self._tell_of_changes()  # the last step of a job has no boundary after it
         self._events.write(EpochEnded(epoch.number, self.global_step - 1, value))
+        self._position.step = epoch.steps
+        self._end_of_pass = self._keeper.mark(self._position, self._top, value)
 
     def _check_samples(self) -> None:
         """Whoever came between two epochs has trained on the dataset that he made: is it that of the others?"""

@@ -1,0 +1,89 @@
+"""The coordinator is killed wherever its workers are, alone or with some of them: no step is lost or made twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_run import vf
+from virtualflow.core.membership import home
+from virtualflow.events import STREAM, Loaded, StepDone, read_events
+from virtualflow.runtime.folder import JobFolder
+
+JOB = Path(__file__).with_name("orphan_job.py")
+STEPS = 20
+IN_AN_EPOCH = [
+    "before a step",
+    "after a step",
+    "evaluate in the loop",
+    "an epoch's end",
+    "evaluate",
+    "predict",
+    "save",
+    "between epochs",
+    "evaluate at the top",
+]
+AT_THE_END = ["after the loop", "evaluate at the end", "the end"]
+PLACES = [*((place, 1) for place in IN_AN_EPOCH), *((place, 3) for place in AT_THE_END)]
+ALL = [(place, epoch, dies) for place, epoch in PLACES for dies in ("", "0", "1", "02")]
+SOME = [
+    ("evaluate", 1, ""),
+    ("evaluate", 1, "0"),
+    ("evaluate in the loop", 1, "1"),
+    ("before a step", 1, "02"),
+    ("save", 1, "02"),  # the one that goes on alone dies, too
+    ("an epoch's end", 1, "1"),
+    ("predict", 1, "0"),
+    ("evaluate at the top", 1, "1"),
+    ("evaluate at the end", 3, "0"),
+    ("the end", 3, ""),
+]
+
+
+def run(folder: Path, where: str, dies: str = "", devices: int = 3, epoch: int = 1) -> subprocess.CompletedProcess[str]:
+    told = {"where": where, "epoch": epoch, "dies": list(dies), "marker": str(folder / "mark")}
+    return vf("run", "--devices", str(devices), "--patience", "5", str(JOB), json.dumps(told))
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("calm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VF_HOME", str(folder))
+        finished = run(folder, "nowhere", devices=1)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("where", "epoch", "dies"), ALL if "VF_ALL_ORPHANS" in os.environ else SOME)
+def test_a_killed_coordinator_costs_no_step(tmp_path: Path, calm: str, where: str, epoch: int, dies: str) -> None:
+    assert_no_step_is_lost(run(tmp_path, where, dies, epoch=epoch), calm)
+
+
+@pytest.mark.parametrize(("where", "epoch"), [("evaluate", 1), ("evaluate at the end", 3)])
+def test_nor_does_that_of_a_job_on_one_device(tmp_path: Path, calm: str, where: str, epoch: int) -> None:
+    assert_no_step_is_lost(run(tmp_path, where, devices=1, epoch=epoch), calm)
+
+
+def assert_no_step_is_lost(killed: subprocess.CompletedProcess[str], calm: str) -> None:
+    assert killed.returncode == -9, killed.stderr
+    job = killed.stdout.split()[1]
+    folder = JobFolder(home() / "jobs" / job)
+    deadline = time.monotonic() + 100
+    while folder.is_locked():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    steps = [event.step for event in read_events(folder.path / STREAM) if isinstance(event, StepDone)]
+    assert steps == list(range(len(steps)))
+    resumed = vf("run", "--resume", job)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"job {job} goes on from step {len(steps)}\n" in resumed.stderr
+    assert resumed.stdout.splitlines()[-1] == calm
+    events = list(read_events(folder.path / STREAM))
+    assert [event.step for event in events if isinstance(event, StepDone)] == list(range(STEPS))
+    assert [event.step for event in events if isinstance(event, Loaded)] == [len(steps)]

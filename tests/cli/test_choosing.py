@@ -1,0 +1,100 @@
+"""A damaged checkpoint is skipped for the one before it, with a word; and a person can choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_jobs import Job, said, start, vf
+from virtualflow.events import Loaded
+
+__all__ = ["start"]
+
+
+def steps_of(job: Job) -> list[int]:
+    found: list[int] = job.status()["checkpoints"]
+    return found
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
+
+
+def loaded(job: Job) -> list[int]:
+    return [event.step for event in job.events if isinstance(event, Loaded)]
+
+
+@pytest.fixture
+def stopped(start: Callable[..., Job]) -> Job:
+    job = start("--devices", "2", "--checkpoint-every", "3")
+    job.until_step(7)
+    assert vf("stop", "--checkpoint", job.id).returncode == 0
+    job.let_go()
+    return job
+
+
+def own(job: Job, step: int) -> Path:
+    return job.path / "checkpoints" / f"step-{step:09d}.pt"
+
+
+def test_a_damaged_newest_checkpoint_is_skipped_for_the_one_before_it(stopped: Job, calm: str) -> None:
+    before, newest = steps_of(stopped)
+    damage(own(stopped, newest))
+    assert said("run", "--resume", stopped.id, "--from-checkpoint", str(newest))[1].count("is damaged") == 1
+    resumed = vf("run", "--resume", stopped.id)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"step-{newest:09d}.pt is damaged" in resumed.stderr
+    assert f"It is kept as step-{newest:09d}.pt.damaged. The job goes on from step {before}.\n" in resumed.stderr
+    assert f"job {stopped.id} goes on from step {before}\n" in resumed.stderr
+    assert resumed.stdout.splitlines()[-1] == calm
+    assert loaded(stopped) == [before]
+    assert own(stopped, newest).with_suffix(".pt.damaged").exists()
+
+
+def test_a_job_in_the_background_skips_one_that_is_damaged_after_it_was_chosen(stopped: Job, calm: str) -> None:
+    # As under a manager, which does not read checkpoints.
+    from virtualflow.runtime import launch
+    from virtualflow.runtime.folder import JobFolder
+
+    for step in (numbers := steps_of(stopped)):
+        damage(own(stopped, step))
+    folder = JobFolder.of(stopped.id)
+    token = launch.prepare(folder, folder.latest_checkpoint())
+    assert launch.start(folder, token).wait(90) == 0
+    assert said("logs", stopped.id)[1].splitlines()[-1] == calm
+    log = "".join(path.read_text() for path in (stopped.path / "logs").iterdir())
+    for step in numbers:
+        assert f"step-{step:09d}.pt is damaged" in log
+    assert "The job goes on from the beginning." in log
+    assert loaded(stopped) == []
+
+
+def test_a_person_can_choose_a_step_or_a_file(stopped: Job, tmp_path: Path, calm: str) -> None:
+    before, newest = steps_of(stopped)
+    assert f"--from-checkpoint {before} chooses an earlier one" in said("status", stopped.id)[1]
+    code, told = said("run", "--resume", stopped.id, "--from-checkpoint", "99999")
+    assert (code, f"has no checkpoint of step 99999. It has: {before}, {newest}" in told) == (2, True)
+    code, told = said("run", "--resume", stopped.id, "--from-checkpoint", str(tmp_path / "none.pt"))
+    assert (code, "there is no such file" in told) == (2, True)
+    assert steps_of(stopped) == [before, newest]  # nothing was touched
+
+    copy = tmp_path / "mine.pt"
+    copy.write_bytes(own(stopped, newest).read_bytes())
+    # A new job that goes on from where that one was.
+    another = vf("run", "--from-checkpoint", str(copy), str(Path(__file__).with_name("job.py")), str(stopped.folder))
+    assert another.returncode == 0, another.stderr
+    assert another.stdout.splitlines()[-1] == calm
+    assert f"goes on from {copy}\n" in another.stderr
+    assert f"step {newest} loss" not in another.stdout
+    assert f"step {newest + 1} loss" in another.stdout
+
+    resumed = vf("run", "--resume", stopped.id, "--from-checkpoint", str(before))
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"goes on from step {before}\n" in resumed.stderr
+    assert resumed.stdout.splitlines()[-1] == calm
+    assert loaded(stopped) == [before]
+    assert own(stopped, newest).with_suffix(".pt.aside").exists()
