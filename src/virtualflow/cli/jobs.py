@@ -15,7 +15,8 @@ from rich.table import Column, Table
 
 from virtualflow.cli.resuming import can_go_on, how_to_go_on, step_of
 from virtualflow.cli.screen import screen
-from virtualflow.errors import ConfigError, LaunchError
+from virtualflow.core.devices import is_number
+from virtualflow.errors import ConfigError, DamagedError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
 from virtualflow.runtime import control
 from virtualflow.runtime.client import Client
@@ -60,7 +61,7 @@ def resize(
 
     Under a manager this is the most that it may have, until `vf resize JOB auto`.
     """
-    if devices != "auto" and not (devices.isdigit() and int(devices) >= 1):
+    if devices != "auto" and not (is_number(devices) and int(devices) >= 1):
         raise ConfigError(f"a job needs at least one device, not {devices}")
     if JobFolder.of(job).spec().managed:
         _cap(job, None if devices == "auto" else int(devices), wait=wait)
@@ -150,14 +151,23 @@ def clean(
     """Remove the folders of jobs that have ended."""
     folders = [JobFolder.of(job)] if job else all_jobs()
     for folder in folders:
-        runs, state = folder.is_locked(), folder.read_state()["state"]
-        if runs or state not in ENDED:
+        runs, last = folder.is_locked(), folder.read_state()
+        state = last["state"]
+        if runs or state not in ENDED or (_may_go_on(folder, last) and not job):
             if job:
                 told = f"is running; `vf stop {job}` ends it" if runs else f"has not ended: its state is {state}"
                 raise LaunchError(f"job {job} {told}")
             continue
         shutil.rmtree(folder.path)
         print(f"removed job {folder.path.name}")
+
+
+def _may_go_on(folder: JobFolder, state: dict[str, Any]) -> bool:
+    """Whether it is a manager's job that is not known to be over: its coordinator may just be gone."""
+    try:
+        return folder.spec().managed and state["state"] != "DONE" and state.get("over") is not True
+    except (OSError, DamagedError):
+        return True
 
 
 def describe(folder: JobFolder) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,27 @@ from virtualflow.errors import ManagerError, VirtualFlowError
 from virtualflow.runtime import door
 
 ANSWER_SECONDS = 30.0
+RECORDS = "jobs.sqlite"
 NOBODY = "no manager runs here. `vf cluster up` starts one."
 
 
 def folder() -> Path:
     """Where a manager keeps its records, its token and its address."""
     return home() / "cluster"
+
+
+@contextmanager
+def only_manager() -> Iterator[None]:
+    """Hold the lock of this ``$VF_HOME``'s manager."""
+    folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder() / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ManagerError(
+                f"a manager runs already, with its records in {folder()}: `vf cluster down` ends it"
+            ) from None
+        yield
 
 
 @dataclass(frozen=True, slots=True)

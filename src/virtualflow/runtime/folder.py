@@ -115,6 +115,8 @@ class JobFolder:
         try:
             write_json(path, state)
         except OSError:
+            if not path.exists():
+                raise
             # On a full disk there is still the room that it takes already; and how a job has ended must be known.
             with path.open("r+") as file:
                 file.write(json.dumps(state))

@@ -63,7 +63,11 @@ class LocalBackend:
             start_new_session=True,
         )
         theirs.close()
-        self._receive(START_SECONDS, "ready")
+        try:
+            self._receive(START_SECONDS, "ready")
+        except BaseException:  # Ctrl-C, for one: nobody else would end the server
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
