@@ -7,8 +7,11 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +21,16 @@ import pytest
 
 from tests.runtime.managed import until
 from tests.runtime.worlds import SCRIPT, Starts, World, job, launched, starts, world
+from virtualflow.cluster.job import Job
+from virtualflow.cluster.messages import DevicesJoined
 from virtualflow.cluster.policies.base import Decision, Grant, Policy
+from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.snapshot import Snapshot
+from virtualflow.cluster.throughput import Profiled
+from virtualflow.core.devices import parse_pools
 from virtualflow.errors import DamagedError, LaunchError, LedgerError
-from virtualflow.runtime import control, description, launch
+from virtualflow.runtime import careful, control, description, launch
+from virtualflow.runtime.fleet import Fleet
 from virtualflow.runtime.folder import JobFolder, JobSpec, write_json
 from virtualflow.runtime.ledger import Ledger
 from virtualflow.runtime.manager import Manager
@@ -201,6 +210,27 @@ def test_no_job_gets_a_device_that_a_silent_coordinator_may_have_been_moved_to(
         assert manager.fleet.taken(()) == {"0", "1"}
 
 
+def test_what_a_job_leaves_behind_does_not_keep_its_devices(vf_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something that the script has started, and that outlives coordinator and workers, holds the lock."""
+    monkeypatch.setattr("virtualflow.runtime.fleet.PING_SECONDS", 0.0)
+    monkeypatch.setattr("virtualflow.runtime.fleet.ASK_AGAIN_SECONDS", 0.0)
+    said: list[str] = []
+    fleet = Fleet(patience_seconds=0.02, say=said.append)
+    folder = fleet.folder("a")
+    folder.create(JobSpec("a", __file__, (), ("0",)))
+    with folder.locked() as lock:
+        command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        left = subprocess.Popen(command, pass_fds=[lock])
+        folder.write_state({"state": "DONE", "workers": [], "generation": 0})
+        reader = folder.lock.open()  # a verb that just looks
+    fleet.adopt("a", ["0"])
+    with reader:
+        end = until(lambda: fleet.look("a"))
+    assert end.how == "done"
+    assert left.wait() == -signal.SIGKILL
+    assert said == [f"job a does not answer: SIGKILL to what is left of it, process {left.pid}"]
+
+
 class Breaks(Policy):
     """Gives each job one device while there are some, until it is told to break."""
 
@@ -263,6 +293,21 @@ def test_a_policy_that_breaks_changes_nothing_and_ends_nobody(
         assert each.books[ids[0]].devices
 
 
+def test_a_scheduler_that_is_made_anew_has_each_job_where_it_was_guests_and_new_machines_included() -> None:
+    pools = tuple(parse_pools("V100:2"))
+    old = Scheduler(pools, Breaks(), Profiled())
+    old.handle(DevicesJoined(1.0, ("P100:0", "P100:1")))
+    host, guest, waits = (Job(name, 0.0, 2, 100.0) for name in ("host", "guest", "waits"))
+    jobs = [(host, ("V100:0", "P100:1"), None), (guest, ("V100:0",), "host"), (waits, (), None)]
+    new = careful.made_anew(old, pools, {"P100:0"}, 2.0, jobs)
+    assert new.jobs["host"].devices == ("V100:0", "P100:1")
+    assert (new.jobs["guest"].devices, new.jobs["guest"].host) == (("V100:0",), "host")
+    assert new.jobs["host"].guests == ("guest",)
+    assert [state.id for state in new.snapshot().queue] == ["waits"]
+    assert (new.placement.lost, new.snapshot().free) == ({"P100:0"}, {"V100": 1, "P100": 0})
+    assert new.policy is old.policy
+
+
 def test_time_goes_on_after_the_clock_was_set_back(world: World, starts: Starts) -> None:
     now = [10_000.0]
     manager = world.manager(policy="las", clock=lambda: now[0])
@@ -274,7 +319,7 @@ def test_time_goes_on_after_the_clock_was_set_back(world: World, starts: Starts)
     assert "RUNNING" in (manager.books[first].state, manager.books[second].state)
     assert manager.books[second].submitted == 100.0  # as people see it
     jobs = manager.scheduler.jobs
-    assert jobs[first].job.arrival_seconds < jobs[second].job.arrival_seconds or now[0] > 0
+    assert jobs[first].job.arrival_seconds <= jobs[second].job.arrival_seconds  # the first one came first
     found = world.manager(policy="fifo", clock=lambda: now[0]).scheduler.jobs
     assert found[first].job.arrival_seconds <= found[second].job.arrival_seconds
 

@@ -56,7 +56,7 @@ class Client:
         if address is None:
             try:
                 address = (folder() / "address").read_text().strip()
-            except OSError:
+            except (OSError, UnicodeDecodeError):
                 raise ManagerError(NOBODY) from None
         return cls(address, door.read_token(token_file, create=False).decode())
 
@@ -77,8 +77,11 @@ class Client:
         return self._ask("POST", path, body or None)
 
     def _ask(self, verb: str, path: str, body: Any) -> Any:
-        where = urlsplit(self.address)
-        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=ANSWER_SECONDS)
+        try:
+            where = urlsplit(self.address)
+            connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=ANSWER_SECONDS)
+        except (ValueError, http.client.HTTPException) as error:
+            raise ManagerError(f"{self.address!r} is no address of a manager: expected http://HOST:PORT") from error
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         try:
             connection.request(verb, path, json.dumps(body) if body is not None else None, headers)
@@ -96,7 +99,10 @@ class Client:
             raise ManagerError(f"the manager at {self.address} has another token than this one")
         if answer.status >= 400:
             raise ManagerError(_detail(text) or f"the manager refused: {answer.status} {answer.reason}")
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ManagerError(f"whoever answers at {self.address} is no manager: {text[:80]!r}") from error
 
 
 def _detail(text: str) -> str:

@@ -238,8 +238,10 @@ class Fleet:
         job.ask_after = time.monotonic() + ASK_AGAIN_SECONDS
         if not isinstance(error, UnreachableError | OSError):  # it can't, and has said so
             job.silent_since, job.ending, job.unsure = None, None, ()
-        elif isinstance(error.__cause__, TimeoutError | BlockingIOError) or request["verb"] == "stop":
-            # One that starts, or has just ended, can't be reached either; to end it, it has as long as one that hangs.
+            return
+        starts = job.state.get("state", "STARTING") == "STARTING" and request["verb"] != "stop"
+        if not starts or isinstance(error.__cause__, TimeoutError | BlockingIOError):
+            # It hangs, or it is gone and something that it has left behind holds its lock.
             job.silent_since = job.silent_since or job.asked
 
 
