@@ -191,6 +191,31 @@ def test_jobs_that_may_go_on_are_not_cleaned_away(vf_home: Path, tmp_path: Path)
     assert sorted(path.name for path in (vf_home / "jobs").iterdir()) == ["crashed"]
 
 
+DAMAGES = [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}\n{\n{}\n"]
+
+
+@pytest.mark.parametrize("name", ["job.json", "state.json", "events.jsonl", "launch.json", "lock", "failure.txt"])
+def test_one_damaged_folder_hides_no_other_job(vf_home: Path, tmp_path: Path, name: str) -> None:
+    for job in ("first", "second"):
+        folder = JobFolder(vf_home / "jobs" / job)
+        folder.create(JobSpec(job, str(script(tmp_path)), (), ("0",)))
+        folder.write_state({"state": "FAILED", "workers": [], "generation": 0})
+    for damage in DAMAGES:
+        (vf_home / "jobs" / "first" / name).write_bytes(damage)
+        for words in (
+            ["status"],
+            ["status", "--json"],
+            ["status", "first"],
+            ["logs", "first"],
+            ["resize", "first", "2"],
+        ):
+            code, text = said(*words)
+            assert code in (0, 2), text
+            assert "Traceback" not in text
+        assert "second" in said("status")[1]
+        assert {each["id"] for each in json.loads(said("status", "--json")[1])} == {"first", "second"}
+
+
 def test_ctrl_c_while_the_verbs_load_says_nothing(vf_home: Path) -> None:
     """A module that is loaded first sends the signal, so that no clock decides when it comes."""
     program = (

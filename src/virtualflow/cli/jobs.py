@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from virtualflow.cli.resuming import can_go_on, how_to_go_on, step_of
 from virtualflow.cli.screen import screen
 from virtualflow.core.devices import is_number
-from virtualflow.errors import ConfigError, DamagedError, LaunchError
+from virtualflow.errors import ConfigError, DamagedError, EventStreamError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
 from virtualflow.runtime import control
 from virtualflow.runtime.client import Client
@@ -176,14 +176,16 @@ def describe(folder: JobFolder) -> dict[str, Any]:
     described = {"id": folder.path.name, "step": 0, "loss": None, "examples_per_second": None, "virtual_nodes": None}
     described |= state
     changes = []
-    if (folder.path / STREAM).exists():
-        for event in read_events(folder.path / STREAM):
+    try:
+        for event in read_events(folder.path / STREAM) if (folder.path / STREAM).exists() else ():
             if isinstance(event, StepDone):
                 described["step"] = event.step + 1
                 described["loss"] = event.loss
                 described["examples_per_second"] = round(event.examples / max(event.seconds, 1e-9), 1)
             elif isinstance(event, Regrouped):
                 changes.append(event)
+    except EventStreamError as error:  # its own damage: the other jobs are shown all the same
+        described["reason"] = str(error)
     described["checkpoint_step"] = step_of(folder.latest_checkpoint())
     described["changes"] = [
         {"generation": c.generation, "step": c.step, "cause": c.cause, "devices": c.devices, "pause_ms": c.pause_ms}

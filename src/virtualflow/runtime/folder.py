@@ -141,7 +141,9 @@ class JobFolder:
                 "state": "FAILED",
                 "reason": "its coordinator is gone",
             }
-        elif state["state"] == "FAILED" and (told := self.failure.read_text() if self.failure.exists() else ""):
+        elif state["state"] == "FAILED" and (
+            told := self.failure.read_text(errors="replace") if self.failure.exists() else ""
+        ):
             state["reason"] = (told.strip().splitlines() or [""])[-1]
         return state
 

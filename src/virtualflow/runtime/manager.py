@@ -355,7 +355,7 @@ class Manager:
             self.books.chart(record.id, self.fleet.holds(record.id), self._clock())
         record.resizes, record.failures = new.get("resizes", 0), new.get("failures", 0)
         nodes = new.get("virtual_nodes")
-        if nodes is not None and nodes != record.virtual_nodes:
+        if isinstance(nodes, int) and nodes >= 1 and nodes != record.virtual_nodes:
             self._learn(record, virtual_nodes=nodes)
         self._estimate(record, watch)
 
