@@ -17,7 +17,12 @@ VirtualFlowError
 ├── TraceError              a trace of jobs that cannot be read
 ├── PolicyError             a policy granted what cannot be
 ├── EventStreamError        an event stream that cannot be read
-└── LaunchError             the job could not be started
+├── LaunchError             the job could not be started
+│   ├── UnreachableError    nobody answers for the job
+│   └── DamagedError        a file in the job's folder is damaged
+├── LedgerError             the manager's records can't be read or written
+└── ManagerError            the manager refuses, or is not there
+    └── UnknownJobError     the manager has no such job
 """
 
 
@@ -93,8 +98,16 @@ class LaunchError(VirtualFlowError):
     """The job could not be started."""
 
 
+class UnreachableError(LaunchError):
+    """Nobody answers for the job: it starts, it has ended, or it hangs."""
+
+
+class DamagedError(LaunchError):
+    """A file in the job's folder is damaged."""
+
+
 class LedgerError(VirtualFlowError):
-    """The manager's records cannot be written."""
+    """The manager's records cannot be read or written."""
 
 
 class ManagerError(VirtualFlowError):

@@ -42,6 +42,7 @@ COMMANDS = {
     "tensorboard output": "tensorboard a-job -o PATH",
     "join token_file": "join 127.0.0.1:1 --token-file PATH",
     "cluster up device_file": "cluster up --foreground --device-file PATH",
+    "cluster restore backup": "cluster restore PATH",
     "simulate trace": "simulate PATH --devices V100:8",
     "simulate table": "simulate trace.json --devices V100:8 --throughputs PATH",
     "simulate output": "simulate trace.json --devices V100:8 -o PATH",

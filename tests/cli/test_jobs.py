@@ -18,7 +18,9 @@ import pytest
 
 from tests.cli.test_run import VF, alive, descendants, vf
 from virtualflow.cli.main import main
+from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, Loaded, Regrouped, StepDone, read_events
+from virtualflow.runtime import control
 from virtualflow.runtime.folder import JobFolder
 
 SCRIPT = Path(__file__).with_name("job.py")
@@ -147,6 +149,9 @@ def test_a_job_is_resized_stopped_and_resumed_and_ends_as_if_nothing_had_happene
         assert kept["0"] == before["0"]  # who stays is not restarted
     assert (state["resizes"], state["failures"]) == (4, 0)
 
+    for odd in (-4092, 0):
+        with pytest.raises(LaunchError, match="a job needs at least one device"):
+            control.ask(JobFolder.of(job.id), verb="resize", devices=odd)
     refused = vf("resize", job.id, "5")
     assert refused.returncode == 2
     assert "4 virtual nodes" in refused.stderr

@@ -19,6 +19,17 @@ TWO, ALL = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
 EVIL = "<img src=x onerror=document.title='owned'>"
 
 
+def test_what_the_manager_has_trouble_with_is_said(page: Any, scripted: Scripted) -> None:
+    page.goto(scripted.address)
+    page.get_by_text("vf submit train.py").wait_for()
+    assert page.locator("#troubles").is_hidden()
+    scripted.push([])
+    scripted.state["cluster"]["troubles"] = [f"the policy las has failed: {EVIL}", "the disk is full"]
+    page.get_by_text(f"the policy las has failed: {EVIL} the disk is full").wait_for()
+    scripted.push([])
+    page.locator("#troubles").wait_for(state="hidden")
+
+
 def test_boxes_appear_as_the_cluster_changes(page: Any, scripted: Scripted) -> None:
     page.goto(scripted.address)
     page.get_by_text("vf submit train.py").wait_for()

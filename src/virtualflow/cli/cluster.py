@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -14,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
+from virtualflow import __version__
 from virtualflow.cli.dashboard import link_to, needed
 from virtualflow.cli.options import (
     DeviceFile,
@@ -29,12 +29,13 @@ from virtualflow.cli.options import (
     devices_in,
     pools_of,
 )
+from virtualflow.cli.records import orphans, restore
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options, Policy
 from virtualflow.core.devices import Pool
 from virtualflow.errors import ConfigError, LaunchError, ManagerError
 from virtualflow.runtime import door, private, tls
-from virtualflow.runtime.client import Client, folder
+from virtualflow.runtime.client import RECORDS, Client, folder, only_manager
 from virtualflow.runtime.description import Cluster
 from virtualflow.runtime.ledger import Ledger
 from virtualflow.runtime.machines import Names
@@ -46,8 +47,11 @@ RAY_SECONDS = 1.0  # between two looks at a Ray cluster's machines
 UP_SECONDS = 60.0
 DOWN_SECONDS = 300.0
 LOG = "manager.log"
+MOST_LOG_BYTES = 16 << 20  # then a new one is begun, and the old one kept
 
 cluster = typer.Typer(no_args_is_help=True, help="Run a manager, which shares devices out among many jobs.")
+cluster.command()(orphans)
+cluster.command()(restore)
 
 
 @cluster.command()
@@ -91,22 +95,39 @@ def up(
             told = replace(there, patience_seconds=patience, device_type=device_type_of(device_type))
             _serve(told, made, host, port, look)
         return
-    with _only_manager():
+    with only_manager():
         pass  # a clear word now rather than in a log
     (folder() / "address").unlink(missing_ok=True)
     command = [sys.executable, "-m", "virtualflow.cli.main", *sys.argv[1:], "--foreground"]
-    with (folder() / LOG).open("wb") as log:
+    log, began = _log()
+    with log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + UP_SECONDS
     while not (folder() / "address").exists():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise LaunchError(f"the manager did not start:\n{(folder() / LOG).read_text()[-2000:]}")
+            raise LaunchError(f"the manager did not start:\n{_said_since(began)}")
         time.sleep(0.05)
     client = Client.find()
     print(f"manager at {client.address}")
     if client.address.startswith("https"):
         print(f"its certificate is its own, {client.fingerprint}: a browser asks you about it once")
     print(f"dashboard: {link_to(client)} (works once; `vf dashboard` makes another)", flush=True)
+
+
+def _log() -> tuple[BinaryIO, int]:
+    """The manager's log, to be written on, and where that begins: what earlier ones have said stays."""
+    path = folder() / LOG
+    if path.exists() and path.stat().st_size > MOST_LOG_BYTES:
+        path.replace(path.with_name(f"{LOG}.1"))
+    log = path.open("ab")
+    return log, log.tell()
+
+
+def _said_since(began: int) -> str:
+    with (folder() / LOG).open("rb") as log:
+        log.seek(began)
+        said = log.read().decode(errors="replace")[-2000:].strip()
+    return said or f"it has said nothing: perhaps {folder()} is full. `vf cluster up --foreground` shows more"
 
 
 @cluster.command()
@@ -127,23 +148,10 @@ def down(
 def _runs() -> bool:
     """Whether there is a manager in this ``$VF_HOME``, though it may be about to end."""
     try:
-        with _only_manager():
+        with only_manager():
             return False
     except ManagerError:
         return True
-
-
-@contextmanager
-def _only_manager() -> Iterator[None]:
-    """Hold the lock of this ``$VF_HOME``'s manager."""
-    with (folder() / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ManagerError(
-                f"a manager runs already, with its records in {folder()}: `vf cluster down` ends it"
-            ) from None
-        yield
 
 
 Look = Callable[[Manager], None]  # for machines that have come or gone
@@ -196,9 +204,10 @@ def _serve(told: Cluster, policy: Policy, host: str, port: int, look: Look) -> N
     with needed():
         from virtualflow.dashboard.serving import serving
         from virtualflow.dashboard.views import ClusterSource
-    with _only_manager(), bound(host, port) as listening:
+    with only_manager(), bound(host, port) as listening:
         token = door.read_token(folder() / "token", create=True).secret
-        manager = Manager(told, policy, Ledger(folder() / "jobs.sqlite"))
+        manager = Manager(told, policy, Ledger(folder() / RECORDS))
+        tell(f"a manager of version {__version__} has started, with {manager.devices} device(s), process {os.getpid()}")
         over = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):  # its jobs go on, for the next manager
             signal.signal(number, lambda *_: over.set())

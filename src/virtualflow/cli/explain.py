@@ -10,6 +10,7 @@ from rich.table import Table
 
 from virtualflow.cli.options import device_names, numbers
 from virtualflow.cli.screen import screen
+from virtualflow.core.devices import is_number
 from virtualflow.core.mapping import Mapping, assign, spread
 from virtualflow.core.sharding import Epoch, node_sizes, shuffled
 from virtualflow.errors import ConfigError
@@ -42,7 +43,7 @@ def explain(
 
 
 def _sizes(text: str) -> int | list[int]:
-    if text.isdigit():
+    if is_number(text):
         return int(text)
     sizes: list[int] = []
     for part in text.split(","):

@@ -15,7 +15,8 @@ from rich.table import Column, Table
 
 from virtualflow.cli.resuming import can_go_on, how_to_go_on
 from virtualflow.cli.screen import say, screen
-from virtualflow.errors import ConfigError, LaunchError
+from virtualflow.core.devices import is_number
+from virtualflow.errors import ConfigError, DamagedError, EventStreamError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
 from virtualflow.runtime import control
 from virtualflow.runtime.choosing import step_of
@@ -61,7 +62,7 @@ def resize(
 
     Under a manager this is the most that it may have, until `vf resize JOB auto`.
     """
-    if devices != "auto" and not (devices.isdigit() and int(devices) >= 1):
+    if devices != "auto" and not (is_number(devices) and int(devices) >= 1):
         raise ConfigError(f"a job needs at least one device, not {devices}")
     if JobFolder.of(job).spec().managed:
         _cap(job, None if devices == "auto" else int(devices), wait=wait)
@@ -157,8 +158,9 @@ def clean(
     """Remove the folders of jobs that have ended."""
     folders = [JobFolder.of(job)] if job else all_jobs()
     for folder in folders:
-        runs, state = folder.is_locked(), folder.read_state()["state"]
-        if runs or state not in ENDED:
+        runs, last = folder.is_locked(), folder.read_state()
+        state = last["state"]
+        if runs or state not in ENDED or (_may_go_on(folder, last) and not job):
             if job:
                 told = f"is running; `vf stop {job}` ends it" if runs else f"has not ended: its state is {state}"
                 raise LaunchError(f"job {job} {told}")
@@ -167,20 +169,30 @@ def clean(
         print(f"removed job {folder.path.name}")
 
 
+def _may_go_on(folder: JobFolder, state: dict[str, Any]) -> bool:
+    """Whether it is a manager's job that is not known to be over: its coordinator may just be gone."""
+    try:
+        return folder.spec().managed and state["state"] != "DONE" and state.get("over") is not True
+    except (OSError, DamagedError):
+        return True
+
+
 def describe(folder: JobFolder) -> dict[str, Any]:
     """A job as ``vf status --json`` shows it."""
     state = folder.read_state()
     described = {"id": folder.path.name, "step": 0, "loss": None, "examples_per_second": None, "virtual_nodes": None}
     described |= state
     changes = []
-    if (folder.path / STREAM).exists():
-        for event in read_events(folder.path / STREAM):
+    try:
+        for event in read_events(folder.path / STREAM) if (folder.path / STREAM).exists() else ():
             if isinstance(event, StepDone):
                 described["step"] = event.step + 1
                 described["loss"] = event.loss
                 described["examples_per_second"] = round(event.examples / max(event.seconds, 1e-9), 1)
             elif isinstance(event, Regrouped):
                 changes.append(event)
+    except EventStreamError as error:  # its own damage: the other jobs are shown all the same
+        described["reason"] = str(error)
     described["checkpoint_step"] = step_of(folder.latest_checkpoint())
     described["checkpoints"] = [step_of(path) for path in folder.automatic_checkpoints()]
     described["changes"] = [

@@ -12,7 +12,7 @@ import typer
 
 from virtualflow.cli.screen import say
 from virtualflow.core import emulation, profile
-from virtualflow.core.devices import CPU, Pool, names_of, parse_pools, type_of
+from virtualflow.core.devices import CPU, Pool, is_number, names_of, parse_pools, type_of
 from virtualflow.core.membership import home
 from virtualflow.core.profile import BUILT_IN, Workload
 from virtualflow.errors import ConfigError, LaunchError, ProfileError
@@ -51,7 +51,7 @@ def tell_left_out(program: Program) -> None:
 
 def device_names(text: str) -> tuple[str, ...]:
     """The names of ``--devices N``: 0 to N - 1."""
-    if not text.isdigit() or int(text) < 1:
+    if not is_number(text) or int(text) < 1:
         raise ConfigError(f"--devices {text}: expected how many devices, a number from 1 on")
     return tuple(str(number) for number in range(int(text)))
 
@@ -99,7 +99,7 @@ def device_type_of(text: str) -> str:
 
 def pools_of(text: str) -> Sequence[Pool]:
     """``--devices``: a number, or types."""
-    return [Pool(CPU, (len(device_names(text)),))] if text.isdigit() else parse_pools(text)
+    return [Pool(CPU, (len(device_names(text)),))] if is_number(text) else parse_pools(text)
 
 
 def devices_in(pools: Sequence[Pool], file: Path | None, emulate: str | None, scale: float | None) -> Devices:

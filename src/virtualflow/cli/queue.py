@@ -96,6 +96,8 @@ def queue(
         print(json.dumps(client.get("/api/jobs"), indent=2))
     elif not watch:
         screen(width=max(screen().width, WIDTH)).print(_table(client.get("/api/jobs")))
+        for trouble in client.get("/api/state")["cluster"]["troubles"]:
+            print(f"warning: {trouble}", file=sys.stderr)
     else:
         try:
             with Live(_table(client.get("/api/jobs")), console=screen(), refresh_per_second=4) as live:

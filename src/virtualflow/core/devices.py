@@ -34,9 +34,14 @@ class Pool:
         return f"{self.device_type}:{'+'.join(str(count) for count in self.machines)}"
 
 
+def is_number(text: str) -> bool:
+    """Whether it is a number from 0 on, as people write it: a raised two is a digit to Python, and no number."""
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
 def parse_pools(text: str) -> tuple[Pool, ...]:
     """``V100:2`` is two on one machine, ``P100:4+4`` four on each of two; a plain number is that many CPU devices."""
-    if text.isdigit():
+    if is_number(text):
         text = f"{CPU}:{text}"
     pools = []
     for part in text.split(","):

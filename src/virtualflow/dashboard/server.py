@@ -209,6 +209,17 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
         source.give_back(name)
         return devices()
 
+    @api.get("/api/orphans")
+    def orphans() -> list[View]:
+        """Folders of jobs that the manager has no record of, and that do not run."""
+        return source.orphans()
+
+    @api.post("/api/orphans/{job_id}/adopt", responses={404: {"description": "There is no such orphan."}})
+    def adopt(job_id: JobId) -> View:
+        """Make a job of an orphan again: paused, until it is resumed."""
+        source.take_in(job_id)
+        return source.job(job_id)
+
     @api.post("/api/login")
     def login() -> dict[str, str]:
         """A code for a link to the page that works once: /login?code=..."""

@@ -45,6 +45,8 @@ class Source(Protocol):
     def cancel(self, job_id: str) -> None: ...
     def lose(self, device: str) -> None: ...
     def give_back(self, device: str) -> None: ...
+    def orphans(self) -> list[View]: ...
+    def take_in(self, job_id: str) -> None: ...
 
 
 class ClusterSource:
@@ -54,6 +56,7 @@ class ClusterSource:
         self.manager = manager
         self.submit, self.cap, self.set_priority = manager.submit, manager.cap, manager.set_priority
         self.pause, self.resume, self.cancel = manager.pause, manager.resume, manager.cancel
+        self.orphans, self.take_in = manager.orphans, manager.take_in
 
     @property
     def version(self) -> int:
@@ -87,6 +90,7 @@ class ClusterSource:
                 "started": manager.started,
                 "now": now,
                 "version": __version__,
+                "troubles": manager.troubles,
             }
             jobs = [self._job(record, now, places.get(record.id)) for record in records if record.id not in hidden]
             return {"mode": "cluster", "cluster": cluster, "jobs": jobs, "devices": self._devices()}
@@ -238,6 +242,12 @@ class JobSource:
     def give_back(self, device: str) -> None:
         raise ManagerError(_ONE_JOB)
 
+    def orphans(self) -> list[View]:
+        return []
+
+    def take_in(self, job_id: str) -> None:
+        raise ManagerError(_ONE_JOB)
+
     def _of(self, job_id: str) -> JobFolder:
         if job_id != self._id:
             raise UnknownJobError(f"this is the dashboard of job {self._id} alone")
@@ -318,9 +328,13 @@ def reason(manager: Manager, record: Record, place: int | None) -> str:
     """Why the job does not run, or not on all that it asks for, in words. *place* is its place in the queue."""
     if record.failure:
         return record.failure.strip().splitlines()[-1]
+    if trouble := manager.trouble_of(record.id):
+        return f"the manager can't see to it, and tries again: {trouble}"
     if record.wish is not None:
         told = {"pause": "it is to pause: it stops at its next step boundary", "cancel": "it is being cancelled"}
         return told.get(record.wish, "others need its devices: it stops at its next step boundary")
+    if record.state == "PAUSED" and record.trouble:
+        return record.trouble.replace("\n", " ")
     if record.state == "PAUSED":
         return f"paused by its owner: vf resume {record.id}"
     if record.state == "QUEUED":

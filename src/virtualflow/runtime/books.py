@@ -17,6 +17,9 @@ class Books:
         self._ledger = ledger
         self._records = {record.id: record for record in ledger.records()}
         self._unsaved: set[str] = set()
+        self.backups = ledger.backups
+        self.unreadable = ledger.unreadable
+        self.trouble = ""  # why what has changed is not on disk yet
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._records
@@ -50,6 +53,11 @@ class Books:
         self._records[record.id] = record
         self.version += 1
 
+    def add_running(self, record: Record) -> None:
+        """A job that runs already, whether that can be written down now or not."""
+        self._records[record.id] = record
+        self.save([record])
+
     def update(self, record: Record, **facts: Any) -> None:
         for name, value in facts.items():
             setattr(record, name, value)
@@ -64,8 +72,10 @@ class Books:
         try:
             self._ledger.save(*records)
             self._unsaved -= ids
-        except LedgerError:
+            self.trouble = ""
+        except LedgerError as error:
             self._unsaved |= ids
+            self.trouble = str(error)
 
     def save_the_rest(self) -> None:
         """What could not be written before."""

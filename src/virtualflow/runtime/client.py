@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,27 @@ from virtualflow.errors import ManagerError, VirtualFlowError
 from virtualflow.runtime import door, tls
 
 ANSWER_SECONDS = 30.0
+RECORDS = "jobs.sqlite"
 NOBODY = "no manager runs here. `vf cluster up` starts one."
 
 
 def folder() -> Path:
     """Where a manager keeps its records, its token and its address."""
     return home() / "cluster"
+
+
+@contextmanager
+def only_manager() -> Iterator[None]:
+    """Hold the lock of this ``$VF_HOME``'s manager."""
+    folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder() / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ManagerError(
+                f"a manager runs already, with its records in {folder()}: `vf cluster down` ends it"
+            ) from None
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +60,7 @@ class Client:
         if address is None:
             try:
                 address = (folder / "address").read_text().strip()
-            except OSError:
+            except (OSError, UnicodeDecodeError):
                 raise ManagerError(NOBODY) from None
         token = door.read_token(Path(token_file or folder / "token"), create=False)
         return cls(address, token.secret.decode(), token.fingerprint)
@@ -74,8 +92,11 @@ class Client:
         return http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
 
     def _ask(self, verb: str, path: str, body: Any) -> Any:
-        where = urlsplit(self.address)
-        connection = self._connection(where.scheme, where.hostname or "", where.port)
+        try:
+            where = urlsplit(self.address)
+            connection = self._connection(where.scheme, where.hostname or "", where.port)
+        except (ValueError, http.client.HTTPException) as error:
+            raise ManagerError(f"{self.address!r} is no address of a manager: expected http://HOST:PORT") from error
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         try:
             connection.request(
@@ -97,7 +118,10 @@ class Client:
             raise ManagerError(f"the manager at {self.address} knows nothing of {path}")
         if answer.status >= 400:
             raise ManagerError(_detail(text) or f"the manager refused: {answer.status} {answer.reason}")
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ManagerError(f"whoever answers at {self.address} is no manager: {text[:80]!r}") from error
 
 
 class _Pinned(http.client.HTTPSConnection):

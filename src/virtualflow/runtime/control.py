@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from virtualflow.errors import LaunchError
+from virtualflow.errors import LaunchError, UnreachableError
 from virtualflow.runtime.folder import JobFolder
 
 ANSWER_SECONDS = 10.0
@@ -28,7 +28,7 @@ def listen(folder: JobFolder) -> socket.socket:
 
 
 def ask(folder: JobFolder, seconds: float = ANSWER_SECONDS, **request: Any) -> dict[str, Any]:
-    """The coordinator's answer to *request*, if it comes within so many seconds."""
+    """The coordinator's answer to *request*. Raises UnreachableError if none comes within so many seconds."""
     job_id = folder.path.name
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -39,14 +39,25 @@ def ask(folder: JobFolder, seconds: float = ANSWER_SECONDS, **request: Any) -> d
             with closing(connection.makefile("rb")) as answers:
                 line = answers.readline()
     except OSError as error:
-        state = folder.read_state()["state"]
-        raise LaunchError(f"job {job_id} can't be reached ({error.strerror or error}): its state is {state}") from error
+        why = error.strerror or error
+        raise UnreachableError(f"job {job_id} can't be reached ({why}){_state_of(folder)}") from error
     if not line:
-        raise LaunchError(f"job {job_id} ended before it could answer")
-    answer: dict[str, Any] = json.loads(line)
-    if "error" in answer:
-        raise LaunchError(answer["error"])
+        raise UnreachableError(f"job {job_id} ended before it could answer")
+    try:
+        answer: dict[str, Any] = json.loads(line)
+        refusal = answer.get("error")
+    except (ValueError, AttributeError) as error:
+        raise UnreachableError(f"job {job_id} gave no answer that makes sense: {line[:80]!r}") from error
+    if refusal is not None:
+        raise LaunchError(str(refusal))
     return answer
+
+
+def _state_of(folder: JobFolder) -> str:
+    try:
+        return f": its state is {folder.read_state()['state']}"
+    except OSError:
+        return ""
 
 
 def answers(folder: JobFolder) -> bool:

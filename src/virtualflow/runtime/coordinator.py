@@ -130,6 +130,8 @@ class Coordinator:
 
     def resize(self, count: int) -> None:
         """Go on with *count* devices: the present ones first, then new ones."""
+        if count < 1:
+            raise LaunchError(f"a job needs at least one device, not {count}")
         present = self.roster.generation.devices
         known = [device for device in self._job.devices if device not in present]
         more = [str(n) for n in range(4096) if str(n) not in (*present, *known)] if not self.balancing.typed else []

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from virtualflow.cluster.job import Job
 from virtualflow.core.devices import Pool, type_of
 from virtualflow.core.hashseed import hash_seed_of
 from virtualflow.errors import LaunchError
-from virtualflow.runtime import environment, private
-from virtualflow.runtime.folder import JobFolder, JobSpec
+from virtualflow.runtime import environment
+from virtualflow.runtime.folder import JobFolder, JobSpec, write_json
 from virtualflow.runtime.ledger import Record
 from virtualflow.runtime.program import write_modules
 
+SUBMITTED = "submitted.json"  # in a job's folder: the job as it was handed in to a manager
 UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
 
 
@@ -64,23 +65,23 @@ def for_coordinator(
 
 
 def write_folder(folder: JobFolder, record: Record, spec: JobSpec, modules: Mapping[str, str]) -> None:
-    """Make the folder of a job that waits."""
-    private.make_folder(folder.path.parent)
-    folder.path.mkdir(mode=0o700)
+    """Fill the folder of a job that waits, with all that another manager needs to know of it but its environment."""
     environment.keep(folder.path, record.environment)
     folder.change(spec)
+    asked_for = {name: value for name, value in asdict(record).items() if name != "environment"}
+    write_json(folder.path / SUBMITTED, asked_for)
     write_modules(folder.snapshot, dict(modules))
     write_state(folder, record)
 
 
 def write_state(folder: JobFolder, record: Record) -> None:
-    """For ``vf status``, while no coordinator writes it."""
+    """For ``vf status``, while no coordinator writes it; and for a manager that has lost its records."""
     state = {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
-    state |= folder.read_counts()
-    if record.failure:
-        state["reason"] = record.failure.splitlines()[-1]
+    state |= {"over": record.is_over}
+    if told := record.failure or record.trouble:
+        state["reason"] = told.splitlines()[-1]
     with contextlib.suppress(OSError):  # a full disk
-        folder.write_state(state)
+        folder.write_state(state | folder.read_counts())
 
 
 def recall_environment(folder: JobFolder, record: Record) -> bool:

@@ -48,7 +48,7 @@ class Token:
 def parse_address(text: str) -> tuple[str, int]:
     """``HOST:PORT``."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise LaunchError(f"{text!r} is not an address. Expected HOST:PORT, such as 127.0.0.1:29400.")
     return host, int(port)
 

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from virtualflow.core.membership import home
-from virtualflow.errors import LaunchError
+from virtualflow.errors import DamagedError, LaunchError, UnreachableError
 from virtualflow.events import STREAM
 from virtualflow.runtime import control, launch
-from virtualflow.runtime.folder import ENDED, JobFolder, JobSpec
+from virtualflow.runtime.folder import ENDED, UNKNOWN, JobFolder, JobSpec
+from virtualflow.runtime.hung import Ending
 from virtualflow.runtime.output import LEAD_LOG
 from virtualflow.runtime.watch import Watch
 
 ASK_AGAIN_SECONDS = 1.0  # a coordinator that starts or ends does not answer
-ANSWER_SECONDS = 2.0  # one that is there does, soon: all jobs wait for it meanwhile
-RARELY = 5  # times as long as the last answer was waited for in vain: then ask again
+ANSWER_SECONDS = 10.0  # one that is there does, soon; a thread of its own waits for it
+MOST_ASKED = 64  # coordinators at a time
+PING_SECONDS = 30.0  # between two looks whether a coordinator is still in its right mind
 LAST_LINES = 12  # of a traceback, or of what a script has said
 MOST_BYTES = 1 << 14  # of them
 
 DONE, FAILED, STOPPED, CRASHED, NOT_MADE = "done", "failed", "stopped", "crashed", "not made"
+UNCLEAR = "unclear"  # it is gone, and what it has left does not say how: somebody has to decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +58,31 @@ class _Running:
 
     holds: tuple[str, ...]  # the devices that its workers are on, or will be
     told: tuple[str, ...] | None  # where it was last told to be
+    unsure: tuple[str, ...] = ()  # where it was told to be, though nobody knows whether it has heard that
     state: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None  # its coordinator, if this manager has started it
     written: tuple[int, int] | None = None  # the state that was read last
+    errand: tuple[dict[str, Any], Future[dict[str, Any]]] | None = None  # a request that is under way
+    asked: float = field(default_factory=time.monotonic)  # when it was last asked something
     ask_after: float = 0.0
     stopped: bool | None = None  # whether it was told to stop with a checkpoint, or without
+    silent_since: float | None = None  # the first request of those that it has not answered
+    ending: Ending | None = None  # it does not answer, or does not go: it is being ended
+    leaves_since: float | None = None  # its process is there, though it has let go of its lock
 
 
 class Fleet:
-    """Every method is about one job by its id, and costs the same however many there are."""
+    """Every method is about one job by its id, and costs the same however many there are.
 
-    def __init__(self) -> None:
+    None of them waits for a coordinator. One that is silent for four times *patience_seconds* is ended.
+    """
+
+    def __init__(self, patience_seconds: float = 30.0, say: Callable[[str], None] = lambda _: None) -> None:
         self._jobs: dict[str, _Running] = {}
         self._watches: dict[str, Watch] = {}
+        self._patience_seconds = patience_seconds
+        self._say = say
+        self._askers = ThreadPoolExecutor(MOST_ASKED, thread_name_prefix="ask")
 
     def folder(self, job_id: str) -> JobFolder:
         return JobFolder(home() / "jobs" / job_id)
@@ -92,12 +108,14 @@ class Fleet:
             device
             for job_id, job in self._jobs.items()
             if job_id not in but_for
-            for device in (*job.holds, *(job.told or ()))
+            for device in (*job.holds, *(job.told or ()), *job.unsure)
         }
 
     def prepare(self, job_id: str, spec: JobSpec) -> str | None:
         """Write a launch of the job; return its token. None if a coordinator runs it already."""
         folder = self.folder(job_id)
+        if folder.is_locked():
+            return None
         try:
             token = launch.prepare(folder, folder.latest_checkpoint())
         except LaunchError:
@@ -117,21 +135,24 @@ class Fleet:
             environment={**where.environment, "VF_HOME": str(home())},
         )
 
-    def adopt(self, job_id: str) -> None:
-        """Another manager has launched this job; until it tells more, it is where that one wanted it to begin."""
-        self._jobs[job_id] = _Running(self.folder(job_id).spec().devices, None)
+    def adopt(self, job_id: str, devices: Collection[str]) -> None:
+        """Another manager has launched this job; until it tells more, it is where that one wanted it to begin.
+
+        If the folder can't say where that was, it is on *devices*.
+        """
+        try:
+            began = self.folder(job_id).spec().devices
+        except (OSError, DamagedError):
+            began = ()
+        self._jobs[job_id] = _Running(began or tuple(devices), None)
 
     def look(self, job_id: str) -> End | None:
-        """See how a job is doing; tell if it has ended."""
+        """See how a job is doing; tell if it has ended. Raises OSError if that can't be told now."""
         folder, job = self.folder(job_id), self._jobs[job_id]
+        self._hear(job_id, job)
         pending = folder.launch.exists()  # asked before the lock, under which a launch is taken: one of both is seen
         if folder.is_locked():
-            if (written := folder.state_written()) != job.written:  # most looks find nothing new, and cost little
-                job.state, job.written = folder.read_state(), written
-            self.watch(job_id).read()
-            if devices := tuple(worker["device"] for worker in job.state["workers"]):
-                job.holds = devices
-                job.told = job.told or tuple(job.state.get("wanted", devices))
+            self._look_at_running(job_id, folder, job)
             return None
         if pending:
             if job.process is not None and job.process.poll() is None:
@@ -140,13 +161,41 @@ class Fleet:
                 return None  # it has come after all
             if job.process is None:
                 return End(NOT_MADE)  # that manager has died before, or the coordinator that it has started
-            killed = job.process.returncode < 0
+            killed = job.process.returncode <= 0  # one that ends well without a word has not found its launch
             told = _last_lines(folder.path / launch.LOG)
             return End(CRASHED if killed else FAILED, f"its coordinator could not be started:\n{told}")
-        if job.process is not None:
-            job.process.wait()
+        if job.process is not None and not self._has_left(job_id, job, job.process):
+            return None
         self.watch(job_id).read()
         return _end_of(folder)
+
+    def _look_at_running(self, job_id: str, folder: JobFolder, job: _Running) -> None:
+        if (written := folder.state_written()) != job.written:  # most looks find nothing new, and cost little
+            if (state := folder.read_state())["state"] != UNKNOWN:  # what is damaged is written again soon
+                job.state = state
+            job.written = written
+        self.watch(job_id).read()
+        if devices := tuple(worker["device"] for worker in job.state.get("workers", ())):
+            job.holds = devices
+            job.told = job.told or tuple(job.state.get("wanted", devices))
+        now = time.monotonic()
+        if now > job.asked + PING_SECONDS:
+            self._ask(job_id, verb="status")
+        if job.silent_since is not None and now > job.silent_since + 4 * self._patience_seconds:
+            if job.ending is None:
+                job.ending = Ending(folder, self._patience_seconds, self._say)
+            job.ending.go_on(now)
+
+    def _has_left(self, job_id: str, job: _Running, process: subprocess.Popen[bytes]) -> bool:
+        """Whether the coordinator's process has ended, as it does soon after it has let go of its lock."""
+        if process.poll() is not None:
+            return True
+        now = time.monotonic()
+        job.leaves_since = job.leaves_since or now
+        if now > job.leaves_since + self._patience_seconds:
+            self._say(f"job {job_id}: its coordinator has done its work and does not end: SIGKILL to {process.pid}")
+            process.kill()
+        return False
 
     def forget(self, job_id: str) -> None:
         """A job has ended."""
@@ -154,33 +203,55 @@ class Fleet:
 
     def move(self, job_id: str, devices: tuple[str, ...]) -> None:
         """Let the job go on with just these devices."""
-        job = self._jobs[job_id]
-        if set(devices) == set(job.told or ()) or time.monotonic() < job.ask_after:
-            return
-        if self._ask(job_id, verb="move", devices=list(devices)):
-            job.told = devices
+        if set(devices) != set(self._jobs[job_id].told or ()):
+            self._ask(job_id, verb="move", devices=list(devices))
 
     def stop(self, job_id: str, *, checkpoint: bool) -> None:
         """Told once, because the time that it has for its checkpoint begins anew each time."""
-        job = self._jobs[job_id]
-        if job.stopped == checkpoint or time.monotonic() < job.ask_after:
-            return
-        if self._ask(job_id, verb="stop", checkpoint=checkpoint):
-            job.stopped = checkpoint
+        if self._jobs[job_id].stopped != checkpoint:
+            self._ask(job_id, verb="stop", checkpoint=checkpoint)
 
-    def _ask(self, job_id: str, **request: Any) -> bool:
-        asked = time.monotonic()
-        try:
-            control.ask(self.folder(job_id), ANSWER_SECONDS, **request)
-        except LaunchError:  # it starts, it has just ended, it can't, or it hangs
-            now = time.monotonic()
-            self._jobs[job_id].ask_after = now + max(ASK_AGAIN_SECONDS, RARELY * (now - asked))
-            return False
-        return True
+    def _ask(self, job_id: str, **request: Any) -> None:
+        """Ask the coordinator, one thing at a time. Its answer is heard at a later look."""
+        job = self._jobs[job_id]
+        now = time.monotonic()
+        if job.errand is not None or now < job.ask_after:
+            return
+        job.asked = now
+        job.unsure = (*job.unsure, *request.get("devices", ()))
+        job.errand = request, self._askers.submit(control.ask, self.folder(job_id), ANSWER_SECONDS, **request)
+
+    def _hear(self, job_id: str, job: _Running) -> None:
+        """Take in what the coordinator has answered, if it has."""
+        if job.errand is None or not job.errand[1].done():
+            return
+        (request, answer), job.errand = job.errand, None
+        error = answer.exception()
+        if error is None or not isinstance(error, LaunchError | OSError):
+            answer.result()  # raises what is no matter of the coordinator's
+            job.silent_since, job.ending, job.unsure = None, None, ()
+            if request["verb"] == "move":
+                job.told = tuple(request["devices"])
+            elif request["verb"] == "stop":
+                job.stopped = request["checkpoint"]
+            return
+        job.ask_after = time.monotonic() + ASK_AGAIN_SECONDS
+        if not isinstance(error, UnreachableError | OSError):  # it can't, and has said so
+            job.silent_since, job.ending, job.unsure = None, None, ()
+            return
+        starts = job.state.get("state", "STARTING") == "STARTING" and request["verb"] != "stop"
+        if not starts or isinstance(error.__cause__, TimeoutError | BlockingIOError):
+            # It hangs, or it is gone and something that it has left behind holds its lock.
+            job.silent_since = job.silent_since or job.asked
 
 
 def _end_of(folder: JobFolder) -> End:
-    told = folder.read_state()
+    try:
+        told = folder.written_state()
+    except FileNotFoundError:
+        return End(UNCLEAR, f"it has ended, and nobody knows how: {folder.path / 'state.json'} is gone")
+    except DamagedError as error:
+        return End(UNCLEAR, f"it has ended, and nobody knows how: {error}")
     if told["state"] == "DONE":
         return End(DONE)
     if told["state"] == "FAILED" and folder.failure.exists():

@@ -14,12 +14,14 @@ from typing import Any
 
 from virtualflow.core.hashseed import hash_seed_of
 from virtualflow.core.membership import home
-from virtualflow.errors import LaunchError
+from virtualflow.errors import DamagedError, LaunchError
 from virtualflow.runtime import private
+from virtualflow.runtime.holders import holders_of_removed
 from virtualflow.runtime.program import Program
 from virtualflow.runtime.taking import take
 
 STATES = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "PAUSED", "DONE", "FAILED", "CANCELLED")
+UNKNOWN = "UNKNOWN"  # its state can't be read: nobody acts on that
 ENDED = ("DONE", "FAILED", "CANCELLED")
 AT_REST = (*ENDED, "QUEUED", "PAUSED")  # no coordinator runs a job in these
 COUNTS = ("resizes", "failures", "remaps", "overran_waves")  # since the job began, whoever has run it
@@ -66,6 +68,7 @@ class JobFolder:
         self.control = path / "control.sock"
         self.failure = path / "failure.txt"
         self.launch = path / "launch.json"
+        self.lock = path / "lock"
 
     @classmethod
     def of(cls, job_id: str) -> JobFolder:
@@ -89,26 +92,34 @@ class JobFolder:
         taken.write(self.snapshot)
         return taken.program
 
-    def make(self) -> None:
-        """For its owner alone, as is the folder of all jobs."""
+    def make(self, *, exist_ok: bool = True) -> None:
+        """For its owner alone, with a lock in it that nobody holds: one that is missing later was removed."""
         private.make_folder(self.path.parent)
-        private.make_folder(self.path)
+        self.path.mkdir(mode=0o700, exist_ok=exist_ok)
+        private.close(self.path)
+        self.lock.touch(0o600)
 
     def change(self, spec: JobSpec) -> None:
         """The job goes on in another way."""
         write_json(self._spec, asdict(spec))
 
     def spec(self) -> JobSpec:
-        fields = json.loads(self._spec.read_text())
+        """What the job was told. Raises DamagedError if that can't be read any more."""
+        fields = read_json(self._spec)
         lists = ("arguments", "devices", "owners", "node_sizes")
-        checked: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in fields.items()}
-        return JobSpec(**checked)
+        try:
+            checked: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in fields.items()}
+            return JobSpec(**checked)
+        except TypeError as error:
+            raise DamagedError(f"{self._spec} was written by another version, or is damaged: {error}") from error
 
     def write_state(self, state: dict[str, Any]) -> None:
         path = self.path / "state.json"
         try:
             write_json(path, state)
         except OSError:
+            if not path.exists():
+                raise
             # On a full disk there is still the room that it takes already; and how a job has ended must be known.
             with path.open("r+") as file:
                 file.write(json.dumps(state))
@@ -120,30 +131,46 @@ class JobFolder:
         self.write_state(launched | self.read_counts())
 
     def read_state(self) -> dict[str, Any]:
+        """What the job's coordinator, or else its manager, has told last. Raises OSError if that can't be read now."""
         running = self.is_locked()  # asked first: a job that ends meanwhile has written its last state by then
         try:
-            state: dict[str, Any] = json.loads((self.path / "state.json").read_text())
-        except (OSError, ValueError):
+            state = self.written_state()
+        except FileNotFoundError:
             state = {"state": "STARTING", "workers": [], "generation": 0}
+        except DamagedError as error:
+            return {"state": UNKNOWN, "workers": [], "generation": 0, "reason": str(error)}
         if state["state"] not in AT_REST and not running and time.time() - state.get("launched", 0) > LAUNCH_SECONDS:
             state |= {
                 "state": "FAILED",
                 "reason": "its coordinator is gone",
             }
-        elif state["state"] == "FAILED" and (told := self.failure.read_text() if self.failure.exists() else ""):
-            state["reason"] = told.strip().splitlines()[-1]
+        elif state["state"] == "FAILED" and (
+            told := self.failure.read_text(errors="replace") if self.failure.exists() else ""
+        ):
+            state["reason"] = (told.strip().splitlines() or [""])[-1]
+        return state
+
+    def written_state(self) -> dict[str, Any]:
+        """Just what was written. Raises FileNotFoundError, DamagedError, or another OSError if it can't be told now."""
+        state = read_json(self.path / "state.json")
+        workers = state.get("workers")
+        listed = workers if isinstance(workers, list) else [None]
+        named = all(isinstance(each, dict) and isinstance(each.get("device"), str) for each in listed)
+        if not named or not isinstance(state.get("state"), str):
+            raise DamagedError(f"{self.path / 'state.json'} is damaged: it does not say what state the job is in")
         return state
 
     def read_counts(self) -> dict[str, int]:
         """What a job's state keeps from one launch to the next."""
         state = self.read_state()
-        return {name: state.get(name, 0) for name in COUNTS}
+        counts = {name: state.get(name, 0) for name in COUNTS}
+        return {name: count if isinstance(count, int) else 0 for name, count in counts.items()}
 
     def state_written(self) -> tuple[int, int] | None:
         """Changes whenever a state is written."""
         try:
             status = (self.path / "state.json").stat()
-        except OSError:
+        except FileNotFoundError:
             return None
         return status.st_ino, status.st_mtime_ns
 
@@ -166,22 +193,24 @@ class JobFolder:
     @contextmanager
     def locked(self) -> Iterator[int]:
         """Own the job: nobody else may run it meanwhile. Whoever has the descriptor yielded keeps it owned."""
-        self.make()
-        with (self.path / "lock").open("w") as file:
+        private.make_folder(self.path.parent)
+        private.make_folder(self.path)
+        with self.lock.open("w") as file:
             deadline = time.monotonic() + LOCK_SECONDS
-            while not _taken(file.fileno(), fcntl.LOCK_EX):
+            # Whoever still holds a lock whose file was removed runs the job as well.
+            while not _taken(file.fileno(), fcntl.LOCK_EX) or holders_of_removed(self.lock):
                 if time.monotonic() > deadline:
                     raise LaunchError(f"job {self.path.name} is running already; `vf status {self.path.name}` shows it")
                 time.sleep(0.01)
             yield file.fileno()
 
     def is_locked(self) -> bool:
-        """Whether a coordinator runs the job right now."""
+        """Whether a coordinator runs the job right now. Raises OSError if that can't be told: unknown is not "no"."""
         try:
-            with (self.path / "lock").open() as file:
+            with self.lock.open() as file:
                 return not _taken(file.fileno(), fcntl.LOCK_SH)
-        except OSError:
-            return False
+        except FileNotFoundError:
+            return bool(holders_of_removed(self.lock))
 
 
 def _taken(descriptor: int, kind: int) -> bool:
@@ -198,9 +227,27 @@ def all_jobs() -> list[JobFolder]:
     return [JobFolder(folder) for folder in folders if (folder / "job.json").is_file()]
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file at *path*. Raises DamagedError if there is something else in it."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise DamagedError(f"{path} is damaged: there is no JSON object in it")
+    return value
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write *value* to *path*, whole or not at all."""
+    """Write *value* to *path*, whole or not at all, even if the machine loses its power in the middle."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.touch(0o600)
-    partial.write_text(json.dumps(value, indent=1))
+    with open(partial, "w", opener=private.opener) as file:
+        file.write(json.dumps(value, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -8,16 +8,15 @@ and died before he knew what became of it may launch it again.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from virtualflow.errors import LaunchError
+from virtualflow.errors import DamagedError, LaunchError
 from virtualflow.runtime import private
-from virtualflow.runtime.folder import JobFolder, write_json
+from virtualflow.runtime.folder import JobFolder, read_json, write_json
 
 LOG = "coordinator.log"
 
@@ -69,9 +68,9 @@ def withdraw(folder: JobFolder) -> bool:
 
 def take(folder: JobFolder, token: str) -> tuple[bool, Path | None]:
     """Whether the launch with *token* is still to be made, and its checkpoint. The caller holds the folder's lock."""
-    with contextlib.suppress(OSError, ValueError):
-        launch = json.loads(folder.launch.read_text())
-        if launch["token"] == token:
+    with contextlib.suppress(FileNotFoundError, DamagedError):
+        launch = read_json(folder.launch)
+        if launch.get("token") == token:
             folder.launch.unlink()
-            return True, Path(launch["checkpoint"]) if launch["checkpoint"] else None
+            return True, Path(launch["checkpoint"]) if launch.get("checkpoint") else None
     return False, None

@@ -6,20 +6,24 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from virtualflow import __version__
 from virtualflow.errors import LedgerError
-from virtualflow.runtime.folder import ENDED
+from virtualflow.runtime.backups import Backups
+from virtualflow.runtime.folder import ENDED, STATES
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, ended INTEGER NOT NULL, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS segments (
     job TEXT NOT NULL, begin REAL NOT NULL, end REAL, devices TEXT NOT NULL, PRIMARY KEY (job, begin));
 CREATE TABLE IF NOT EXISTS lost (device TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS written (by TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS open_segments ON segments (job) WHERE end IS NULL;
 """
+FORMAT = 1  # of the tables: SQLite keeps this number
 MOST_SEGMENTS = 5000  # that are shown
 
 
@@ -60,6 +64,7 @@ class Record:
     run_seconds: float = 0.0  # before the present launch
     launched: float | None = None
     failure: str | None = None
+    trouble: str | None = None  # why it was put to rest without having been asked for
 
     @property
     def is_over(self) -> bool:
@@ -75,13 +80,46 @@ class Ledger:
     """Every change is on disk before anybody acts on it."""
 
     def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-        path.chmod(0o600)  # the jobs' arguments are in it
-        with _explained():
+        self.path = path
+        self.backups = Backups(path.absolute())
+        self.unreadable: list[str] = []  # jobs whose records are damaged: they are left as they are
+        with self._explained():
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        try:
+            path.chmod(0o600)  # the jobs' arguments are in it
+            self._open()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _open(self) -> None:
+        with self._explained():
+            (told,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+            if told != "ok":
+                raise sqlite3.DatabaseError(str(told).splitlines()[-1])
+            (number,) = self._connection.execute("PRAGMA user_version").fetchone()
+            if number > FORMAT:
+                raise LedgerError(f"{self.path} was written by a newer version of VirtualFlow: use that one")
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.execute("PRAGMA secure_delete=ON")  # older versions kept the jobs' variables here
+            before = self._last_writer()
+            if before is not None and before != __version__:
+                self.backups.make(f"before-{__version__}")
             self._connection.executescript(SCHEMA)
+            if before != __version__:
+                with self._transaction():
+                    self._connection.execute("DELETE FROM written")
+                    self._connection.execute("INSERT INTO written VALUES (?)", (__version__,))
+                    self._connection.execute(f"PRAGMA user_version={FORMAT}")
+
+    def _last_writer(self) -> str | None:
+        """The version that has written the records before; None if they are new."""
+        tables = {name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        if "written" not in tables:
+            return "an older version" if "jobs" in tables else None
+        row = self._connection.execute("SELECT by FROM written").fetchone()
+        return str(row[0]) if row is not None else "an older version"
 
     def close(self) -> None:
         self._connection.close()
@@ -96,9 +134,16 @@ class Ledger:
             )
 
     def records(self) -> list[Record]:
-        """All jobs, oldest first."""
-        rows = self._connection.execute("SELECT record FROM jobs ORDER BY rowid").fetchall()
-        return [Record(**json.loads(text)) for (text,) in rows]
+        """All jobs, oldest first, but for those whose records are damaged."""
+        with self._explained():
+            rows = self._connection.execute("SELECT id, record FROM jobs ORDER BY rowid").fetchall()
+        found = []
+        for job_id, text in rows:
+            try:
+                found.append(record_from(json.loads(text)))
+            except (TypeError, ValueError, AttributeError):
+                self.unreadable.append(str(job_id))
+        return found
 
     def holds(self, job: str, devices: list[str], now: float) -> None:
         """A job has just these devices from now on."""
@@ -121,12 +166,14 @@ class Ledger:
 
     def lost(self) -> set[str]:
         """Devices that were taken out and not given back."""
-        return {device for (device,) in self._connection.execute("SELECT device FROM lost")}
+        with self._explained():
+            return {device for (device,) in self._connection.execute("SELECT device FROM lost")}
 
     def segments(self) -> list[dict[str, Any]]:
         """Who had which devices, and when; the newest ones, in order."""
         query = "SELECT job, begin, end, devices FROM segments ORDER BY begin DESC LIMIT ?"
-        rows = self._connection.execute(query, (MOST_SEGMENTS,)).fetchall()
+        with self._explained():
+            rows = self._connection.execute(query, (MOST_SEGMENTS,)).fetchall()
         return [
             {"job": job, "begin": begin, "end": end, "devices": json.loads(devices)}
             for job, begin, end, devices in reversed(rows)
@@ -134,7 +181,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _explained():
+        with self._explained():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -143,14 +190,39 @@ class Ledger:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
 
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:  # no room, no permission, no answer from the disk
+            raise LedgerError(f"the manager's records {self.path} can't be read or written: {error}") from error
+        except sqlite3.Error as error:
+            raise LedgerError(f"the manager's records {self.path} are damaged: {error}. {self._advice()}") from error
+
+    def _advice(self) -> str:
+        whole = self.backups.newest_whole()
+        if whole is None:
+            return (
+                "There is no backup. Move the file away to begin without it: jobs that run are found again, and "
+                "`vf cluster orphans` lists the others."
+            )
+        return f"`vf cluster restore` puts the newest backup in their place: {whole}"
+
+
+def record_from(told: dict[str, Any]) -> Record:
+    """What was written down, by this version or another. Raises TypeError or ValueError if that makes no sense."""
+    known = {each.name for each in fields(Record)}
+    record = Record(**{name: value for name, value in told.items() if name in known})
+    if not isinstance(record.state, str) or record.state not in STATES or not isinstance(record.id, str):
+        raise ValueError(f"{record.state!r} is no state of a job")
+    for value, kind in ((record.devices, list), (record.arguments, list), (record.environment, dict)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r} should be a {kind.__name__}")
+    for number in (record.priority, record.demand, record.least, record.submitted):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise TypeError(f"{number!r} should be a number")
+    return record
+
 
 def _text(record: Record) -> str:
     return json.dumps(asdict(record) | {"environment": {}})
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise LedgerError(f"the manager's records can't be written: {error}") from error

@@ -52,7 +52,11 @@ class LocalBackend:
         if not self._outlives_us:
             adopt_orphans()  # the workers, if their server is killed: the job goes on
         self._start_server()
-        self._note(self._receive("ready"))
+        try:
+            self._note(self._receive("ready"))
+        except BaseException:  # Ctrl-C, for one: nobody else would end the server
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def _start_server(self) -> None:

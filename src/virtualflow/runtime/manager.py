@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import heapq
 import shutil
 import sys
 import threading
@@ -21,34 +20,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import (
-    Action,
     DevicesJoined,
     DevicesLost,
-    Event,
     JobArrived,
     JobChanged,
     JobEnded,
     JobsFound,
-    Progress,
-    Resize,
-    Start,
-    WakeAt,
     Woken,
 )
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
-from virtualflow.cluster.throughput import Profiled
 from virtualflow.core.membership import home, new_job_id
-from virtualflow.errors import LaunchError, LedgerError, ManagerError, VirtualFlowError
-from virtualflow.runtime import description, environment, launch
+from virtualflow.errors import DamagedError, LaunchError, LedgerError, ManagerError, UnknownJobError, VirtualFlowError
+from virtualflow.runtime import description, environment, launch, strays
 from virtualflow.runtime import fleet as fleets
 from virtualflow.runtime.books import Books
+from virtualflow.runtime.brain import Brain
 from virtualflow.runtime.description import UNKNOWN_SECONDS, Cluster
 from virtualflow.runtime.fleet import End, Fleet, Surroundings
-from virtualflow.runtime.folder import JobSpec, all_jobs
+from virtualflow.runtime.folder import JobSpec
 from virtualflow.runtime.ledger import Ledger, Record
+from virtualflow.runtime.steady import Steady
 from virtualflow.runtime.submission import Submission, check_priority
 from virtualflow.runtime.watch import Watch
 
@@ -56,6 +49,8 @@ MOST_CRASHES = 5  # of a job's coordinator, in a row, without a step between the
 ESTIMATE_SECONDS = 5.0  # between two looks at how long a job will take
 SCALE = 1.1  # an estimate that changes by less is not worth a decision
 LEAST_FREE_BYTES = 32 << 20  # on disk, for a submit
+STRAY_SECONDS = 10.0  # between two looks for jobs that run and are not known
+BACKUP_SECONDS = 60.0  # between two looks whether the records are to be copied
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -68,16 +63,19 @@ class Manager:
         self.cluster = cluster
         self.policy = policy
         self.started = clock()
-        self.scheduler = Scheduler(cluster.pools, policy, Profiled())
         self.books = Books(ledger)
-        self.fleet = Fleet()
+        self.fleet = Fleet(cluster.patience_seconds, tell)
         self.machines = dict(cluster.machines)
         self.lock = threading.RLock()
-        self._clock = clock
-        self._now = 0.0
-        self._wakes: list[float] = []
+        self._clock = clock  # what is written down for people
+        self._seconds = Steady(clock)  # what the scheduler goes by
+        self._brain = Brain(cluster, policy, self.books, self._done, tell)
+        self._handle, self._job = self._brain.handle, self._brain.job
         self._estimated_at: dict[str, float] = {}
         self._troubles: dict[str, str] = {}  # by job: what was last told of it
+        self._not_mine: set[str] = set()  # folders of jobs that ``vf run`` has started
+        self._strays_after = self._backup_after = 0.0
+        self._backing_up: threading.Thread | None = None
         self._stopping = False
         self._find_jobs()
 
@@ -85,18 +83,20 @@ class Manager:
         """Take a job in; once this returns, it is never lost."""
         submission.check(self.devices)
         with self.lock:
-            _check_disk()
-            record = submission.record(self._new_id(), self._seconds())
+            record = submission.record(self._new_id(), self._clock())
             folder = self.fleet.folder(record.id)
+            try:
+                _check_disk()
+                folder.make(exist_ok=False)
+            except OSError as error:
+                raise _not_taken(error) from error
             try:
                 description.write_folder(folder, record, self._spec(record, ()), submission.modules)
                 self.books.add(record)
             except (OSError, ValueError, VirtualFlowError) as error:
-                shutil.rmtree(folder.path, ignore_errors=True)
-                lacks_room = isinstance(error, LedgerError) or getattr(error, "errno", None) in NO_ROOM
-                kind = LedgerError if lacks_room else ManagerError
-                raise kind(f"the job was not taken in: {error}") from error
-            self._handle(JobArrived(self._seconds(), self._job(record)))
+                shutil.rmtree(folder.path, ignore_errors=True)  # made a moment ago, by this very call
+                raise _not_taken(error) from error
+            self._arrives(record)
         return record.id
 
     def set_priority(self, job_id: str, priority: float) -> None:
@@ -129,6 +129,7 @@ class Manager:
             if record.wish == "pause":
                 self.books.update(record, wish="suspend")  # it is about to stop, and then goes on
             elif record.state == "PAUSED":
+                record.trouble = None
                 self._rest(record, "QUEUED")
             else:
                 raise ManagerError(f"job {job_id} is not paused: its state is {self.state_of(record)}")
@@ -143,6 +144,40 @@ class Manager:
                 self.books.update(record, wish="cancel")
             else:
                 self._over(record, "CANCELLED")
+
+    def orphans(self) -> list[dict[str, Any]]:
+        """Folders of jobs that nobody has a record of, and that do not run."""
+        with self.lock:
+            known = {record.id for record in self.books.all()}
+        return [strays.described(folder) for folder in strays.strays(known)]
+
+    def take_in(self, job_id: str) -> None:
+        """Make a job of an orphan again: paused, until ``resume``."""
+        with self.lock:
+            folder = self.fleet.folder(job_id)
+            if job_id in self.books or "/" in job_id or not folder.path.is_dir():
+                raise UnknownJobError(f"there is no orphan {job_id!r}. `vf cluster orphans` lists them.")
+            try:
+                record = strays.adopted(folder, self._clock())
+            except OSError as error:
+                raise ManagerError(f"what is left of job {job_id} is not enough to go on: {error}") from error
+            self._take_in(record)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._brain.scheduler
+
+    @property
+    def troubles(self) -> list[str]:
+        """What those who look should know, beside what there is to know of each job."""
+        told = [self._brain.trouble, self.books.trouble]
+        if names := ", ".join(self.books.unreadable):
+            told.append(f"the records of these jobs are damaged, and left as they are: {names}")
+        return [each for each in told if each]
+
+    def trouble_of(self, job_id: str) -> str:
+        """What goes wrong with a job, and is tried again."""
+        return (self._troubles.get(job_id, "").strip().splitlines() or [""])[-1]
 
     @property
     def devices(self) -> int:
@@ -196,27 +231,51 @@ class Manager:
         with self.lock:
             self.books.save_the_rest()
             now = self._seconds()
-            if self._wakes and self._wakes[0] <= now and not self._stopping:
-                while self._wakes and self._wakes[0] <= now:
-                    heapq.heappop(self._wakes)
+            if not self._stopping and self._brain.is_due(now):
                 self._handle(Woken(now))
-            self._do_each(self._look_at, self.books.running())
-            self._do_each(self._direct, self.books.running())
+            well = self._do_each(self._look_at, self.books.running())
+            self._do_each(self._direct, [record for record in well if record.state == "RUNNING"])
             if not self._stopping:
                 waiting = [each for each in self.books.all() if each.state == "QUEUED" and each.devices]
                 self._do_each(self._launch, waiting)
+            if now > self._strays_after:
+                self._strays_after = now + STRAY_SECONDS
+                for record in self._running_strays():
+                    self._take_in(record)
+            self._back_up(now)
 
-    def _do_each(self, what: Callable[[Record], None], records: Iterable[Record]) -> None:
-        """Whatever goes wrong with one job is told, tried again, and no other job's business."""
+    def _do_each(self, what: Callable[[Record], None], records: Iterable[Record]) -> list[Record]:
+        """Whatever goes wrong with one job is told, tried again, and no other job's business. Return the others."""
+        well = []
         for record in records:
             try:
                 what(record)
                 self._troubles.pop(record.id, None)
+                well.append(record)
             except Exception:
                 text = traceback.format_exc()
                 if self._troubles.get(record.id) != text:
                     tell(f"job {record.id}:\n{text}")
+                    self.books.version += 1
                 self._troubles[record.id] = text
+        return well
+
+    def _back_up(self, now: float) -> None:
+        """See to it that there is a copy of the records that is no older than a day. A thread makes it."""
+        if now < self._backup_after or (self._backing_up is not None and self._backing_up.is_alive()):
+            return
+        self._backup_after = now + BACKUP_SECONDS
+        if not (backups := self.books.backups).is_due(self._clock()):
+            return
+
+        def make() -> None:
+            try:
+                tell(f"the records were copied to {backups.make()}")
+            except LedgerError as error:
+                tell(str(error))
+
+        self._backing_up = threading.Thread(target=make, name="backup", daemon=True)
+        self._backing_up.start()
 
     def _find_jobs(self) -> None:
         """Take over what an earlier manager has left, without touching jobs that run."""
@@ -227,9 +286,13 @@ class Manager:
             free -= lost
         had = [each for each in self.books.all() if description.recall_environment(self.fleet.folder(each.id), each)]
         self.books.save(had)
+        self._do_each(self._catch_up, [record for record in self.books.all() if not record.is_over])
+        for record in self._running_strays():
+            self.books.add_running(record)
+        self._brain.note_arrivals(self._seconds())
         for record in self.books.all():
             if record.state == "RUNNING":
-                self.fleet.adopt(record.id)
+                self.fleet.adopt(record.id, record.devices)
                 if record.wish == "down":
                     record.wish = "suspend"  # that manager is gone, but may have told it before
             if record.is_over or record.state == "PAUSED" or record.wish in ("pause", "cancel"):
@@ -243,33 +306,41 @@ class Manager:
                 record.devices, record.beside = [], None
                 waiting.append(self._job(record))
         self._handle(JobsFound(self._seconds(), tuple(running), tuple(waiting)))
-        for folder in all_jobs():
-            with contextlib.suppress(TypeError, ValueError):  # written by another version
-                if folder.path.name not in self.books and folder.spec().managed:
-                    shutil.rmtree(folder.path)  # its submit was never answered
 
-    def _seconds(self) -> float:
-        """The time; it never runs backwards, whatever is done to the machine's clock."""
-        self._now = max(self._now, self._clock())
-        return self._now
+    def _catch_up(self, record: Record) -> None:
+        if record.state == "RUNNING":
+            return  # what has become of it is seen at the first look
+        if facts := strays.caught_up(record, self.fleet.folder(record.id), self._clock()):
+            tell(f"job {record.id} is {facts['state']}, though its record says {record.state}: that is older")
+            self.books.update(record, **facts)
 
-    def _handle(self, event: Event) -> None:
-        if self.policy.needs_progress:
-            done = {job_id: self._done(self.books[job_id]) for job_id in self.scheduler.jobs}
-            self.scheduler.handle(Progress(event.seconds, done))
-        changed = [record for action in self.scheduler.handle(event) if (record := self._note(action)) is not None]
-        self.books.save(changed)  # together: no two jobs are ever found to have the same device
+    def _running_strays(self) -> list[Record]:
+        """Jobs of a manager's that run, and of which there is no record."""
+        found = []
+        known = {record.id for record in self.books.all()} | self._not_mine
+        for path in sorted(set((home() / "jobs").glob("*")) - {home() / "jobs" / each for each in known}):
+            folder = self.fleet.folder(path.name)
+            try:
+                if not strays.is_managed(folder):
+                    self._not_mine.add(path.name)
+                elif folder.is_locked():
+                    found.append(strays.adopted(folder, self._clock()))
+                    tell(f"job {path.name} runs, and there is no record of it: it is taken in")
+            except (OSError, DamagedError) as error:
+                tell(f"{path} is locked, and nobody knows by what: {error}")
+        return found
 
-    def _note(self, action: Action) -> Record | None:
-        """Take down what a job should have; ``tick`` sees to it."""
-        if isinstance(action, WakeAt):
-            heapq.heappush(self._wakes, action.seconds)
-            return None
-        record = self.books[action.job_id]
-        given = action if isinstance(action, Start | Resize) else None
-        record.devices = list(given.devices) if given is not None else []
-        record.beside = given.host if given is not None else None
-        return record
+    def _take_in(self, record: Record) -> None:
+        """A job that was found while this manager was at work."""
+        self.books.add_running(record)
+        if record.state == "RUNNING":
+            self.fleet.adopt(record.id, record.devices)
+            record.devices = []  # the policy says where it should be
+            self._arrives(record)
+
+    def _arrives(self, record: Record) -> None:
+        self._brain.note_arrival(record, self._seconds())
+        self._handle(JobArrived(self._seconds(), self._job(record)))
 
     def _look_at(self, record: Record) -> None:
         """See how a job that was launched is doing."""
@@ -283,10 +354,10 @@ class Manager:
         self._hear_of_losses(set(new.get("preempted", ())) - set(state.get("preempted", ())))
         self.books.version += new != state or watch.step != step
         if self.fleet.holds(record.id) != holds:
-            self.books.chart(record.id, self.fleet.holds(record.id), self._seconds())
+            self.books.chart(record.id, self.fleet.holds(record.id), self._clock())
         record.resizes, record.failures = new.get("resizes", 0), new.get("failures", 0)
         nodes = new.get("virtual_nodes")
-        if nodes is not None and nodes != record.virtual_nodes:
+        if isinstance(nodes, int) and nodes >= 1 and nodes != record.virtual_nodes:
             self._learn(record, virtual_nodes=nodes)
         self._estimate(record, watch)
 
@@ -301,9 +372,10 @@ class Manager:
         seen, heard = self.fleet.state(record.id), self.fleet.watch(record.id).last_time
         self.fleet.forget(record.id)
         # One that ended while there was no manager had its devices until it was last heard of.
-        self.books.chart(record.id, (), self._seconds() if seen or heard is None else heard)
+        self.books.chart(record.id, (), self._clock() if seen or heard is None else heard)
         self._estimated_at.pop(record.id, None)
         text = end.text
+        record.trouble = None
         if end.how == fleets.CRASHED:  # it goes on from its last checkpoint
             step = self.fleet.watch(record.id).step
             self.books.update(record, crashes=record.crashes + 1 if step <= record.last_step else 1, last_step=step)
@@ -315,6 +387,10 @@ class Manager:
             self._over(record, "DONE")
         elif record.wish == "cancel" or (end.how == fleets.STOPPED and record.wish is None):
             self._over(record, "CANCELLED")
+        elif end.how == fleets.UNCLEAR:  # perhaps it was done: somebody has to look
+            record.trouble = f"{text}. `vf resume {record.id}` lets it go on from its last checkpoint"
+            self._withdraw(record)
+            self._rest(record, "PAUSED")
         elif end.how != fleets.STOPPED and beyond_help:
             record.failure = text.strip()
             self._over(record, "FAILED")
@@ -329,7 +405,7 @@ class Manager:
     def _over(self, record: Record, state: str) -> None:
         facts: dict[str, Any] = {"run_seconds": self.run_seconds(record), "launched": None, "wish": None}
         description.forget_environment(self.fleet.folder(record.id), record)
-        self.books.update(record, state=state, ended=self._seconds(), devices=[], **facts)
+        self.books.update(record, state=state, ended=self._clock(), devices=[], **facts)
         description.write_state(self.fleet.folder(record.id), record)
         self._withdraw(record)
 
@@ -345,19 +421,19 @@ class Manager:
         if record.virtual_nodes is None:
             devices = devices[: record.least]  # on how many it can run is known when it has made its Trainer
         token = self.fleet.prepare(record.id, self._spec(record, devices))
-        now = self._seconds()
+        now = self._clock()
         if token is None:  # a coordinator that another manager has started has come after all
-            self.fleet.adopt(record.id)
+            self.fleet.adopt(record.id, record.devices)
             self.books.update(record, state="RUNNING", started=record.started or now, launched=now)
             return
-        self.books.chart(record.id, devices, self._seconds())
+        self.books.chart(record.id, devices, self._clock())
         # Written before the start: whoever finds this looks for the launch, and for the lock.
         times = {"started": record.started or now, "launched": now}
         self.books.update(record, state="RUNNING", token=token, launches=record.launches + 1, **times)
         if not self.books.is_saved(record):  # nothing starts without a trace
             launch.withdraw(self.fleet.folder(record.id))
             self.fleet.forget(record.id)
-            self.books.chart(record.id, (), self._seconds())
+            self.books.chart(record.id, (), self._clock())
             self.books.update(record, state="QUEUED", launched=None)
             return
         directory = record.directory if Path(record.directory).is_dir() else str(self.fleet.folder(record.id).path)
@@ -434,9 +510,6 @@ class Manager:
                 raise ManagerError(f"there is no device {device!r}. `vf devices` lists them.")
             yield device
 
-    def _job(self, record: Record) -> Job:
-        return description.for_scheduler(record, self.devices)
-
     def _spec(self, record: Record, devices: tuple[str, ...]) -> JobSpec:
         return description.for_coordinator(
             record, devices, self.cluster, self.scheduler.placement.devices, self.machines
@@ -451,7 +524,12 @@ class Manager:
 def tell(text: str) -> None:
     """For the manager's log, if the disk has room for that."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def _not_taken(error: Exception) -> VirtualFlowError:
+    lacks_room = isinstance(error, LedgerError) or getattr(error, "errno", None) in NO_ROOM
+    return (LedgerError if lacks_room else ManagerError)(f"the job was not taken in: {error}")
 
 
 def _check_disk() -> None:

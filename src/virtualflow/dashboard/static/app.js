@@ -122,6 +122,9 @@ function head(cluster, mode) {
   for (const [id, value] of Object.entries(tallies)) text(byId(id), value);
   text(byId("tally-running").nextElementSibling, mode === "report" ? "jobs" : "running");
   text(byId("tally-up").nextElementSibling, mode === "report" ? "simulated" : "up");
+  const troubles = cluster.troubles ?? [];
+  byId("troubles").hidden = !troubles.length;
+  text(byId("troubles").firstElementChild, troubles.join(" "));
   text(byId("version"), cluster.version ? `VirtualFlow ${cluster.version}` : "");
   const titles = {
     cluster: `${running} running, ${waiting} queued`,

@@ -1,0 +1,68 @@
+"""``vf cluster orphans`` and ``restore``: what to do when a manager's records and its jobs' folders don't agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from virtualflow.cli.screen import screen
+from virtualflow.errors import LedgerError
+from virtualflow.runtime import strays
+from virtualflow.runtime.backups import Backups
+from virtualflow.runtime.client import RECORDS, Client, folder, only_manager
+from virtualflow.runtime.ledger import Ledger
+
+
+def orphans(
+    adopt: Annotated[
+        str | None, typer.Option(help="Make a job of this one again: paused, until `vf resume JOB`.", metavar="JOB")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the folders of jobs that the manager has no record of. They are kept until `vf clean JOB`."""
+    if adopt is not None:
+        Client.find().post(f"/api/orphans/{adopt}/adopt")
+    manager = Client.found()
+    listed = manager.get("/api/orphans") if manager is not None else _without_manager()
+    if as_json:
+        print(json.dumps(listed, indent=2))
+        return
+    table = Table("job", "name", "state", "step", "checkpoint", "reason", box=box.SIMPLE, pad_edge=False)
+    for each in listed:
+        checkpoint = Path(each["checkpoint"]).name if each["checkpoint"] else ""
+        cells = (each["id"], each["name"], each["state"], str(each["step"]), checkpoint, each["reason"])
+        table.add_row(*(Text(cell) for cell in cells))
+    screen().print(table if listed else "no orphans: the manager has a record of every folder")
+
+
+def _without_manager() -> list[dict[str, Any]]:
+    records = folder() / RECORDS
+    known: set[str] = set()
+    if records.exists():
+        with only_manager():
+            ledger = Ledger(records)
+            known = {record.id for record in ledger.records()}
+            ledger.close()
+    return [strays.described(each) for each in strays.strays(known)]
+
+
+def restore(
+    backup: Annotated[
+        Path | None, typer.Argument(help="The copy to go back to; the newest whole one by default.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Put a copy of the manager's records in their place, while no manager runs. The old ones are moved aside."""
+    backups = Backups((folder() / RECORDS).absolute())
+    chosen = backup or backups.newest_whole()
+    if chosen is None:
+        raise LedgerError(f"there is no backup in {backups.folder} that can be read")
+    with only_manager():
+        aside = backups.restore(chosen)
+    print(f"the records are those of {chosen.name} again; the old ones are {aside.name}*")
+    print("`vf cluster up` compares them with the jobs' folders: nothing that has ended since is run again")

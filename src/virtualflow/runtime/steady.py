@@ -1,0 +1,22 @@
+"""Time as a manager needs it: it never runs backwards and never stands still, whatever is done to the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Steady:
+    """Seconds since the epoch as *clock* has them; where it is set back, time goes on from where it was."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._told = clock()
+        self._ahead = 0.0  # of the clock, by what it was set back
+        self._now = self._told
+
+    def __call__(self) -> float:
+        told = self._clock()
+        self._ahead += max(0.0, self._told - told)
+        self._told = told
+        self._now = max(self._now, told + self._ahead)  # by rounding alone it could be less
+        return self._now
