@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from virtualflow.train.replay import digest_of
 from virtualflow.train.state import Parts
 
-MOST_BYTES = 1 << 26  # of tensors that are looked at in one epoch
+MOST_BYTES = 1 << 23  # of tensors that are looked at in one epoch
 MOST_ITEMS = 16  # of a long container, at either end
 MOST_NAMED = 5
 _DEPTH = 2
