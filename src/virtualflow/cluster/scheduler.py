@@ -88,7 +88,7 @@ class Scheduler:
             for job, devices in event.running:
                 self._arrived(job)
                 self._queue.remove(job.id)
-                self._assignment.adopt(self._now, self._states[job.id], devices)
+                actions += self._queue_suspended(self._assignment.adopt(self._now, self._states[job.id], devices))
         elif isinstance(event, JobEnded):
             state = self._states.pop(self._known(event.job_id).id)
             self._jobs_changed = True

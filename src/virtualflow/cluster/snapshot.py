@@ -37,14 +37,26 @@ class Snapshot:
         """All jobs, running ones first."""
         return itertools.chain(self.running.values(), self.queue)
 
+    def within_reach(self, job: Job) -> bool:
+        """Whether the devices that are there now could meet its least at all, if it had all of them that it can use.
+
+        Who waits for more than there is must not hold up the others.
+        """
+        return job.least <= sum(self.capacity[name] for name in self.types_for(job))
+
+    def types_for(self, job: Job) -> list[str]:
+        """Those that it can use."""
+        return [name for name in self.capacity if len(self.capacity) == 1 or self.throughput.usable(job, name)]
+
     def fill(self, job: Job, count: int, free: dict[str, int], *, have: int = 0) -> dict[str, int] | None:
         """Take what a job that has *have* devices needs for *count* out of *free*; None if it needs none, or some lack.
 
-        Types are taken in the cluster's order. A job that asks for more than all it can use is content with those.
+        Types are taken in the cluster's order. A job that asks for more than all it can use is content with those, if
+        they are not fewer than its least.
         """
-        usable = [name for name in free if len(free) == 1 or self.throughput.usable(job, name)]
+        usable = self.types_for(job)
         wanted = min(count, sum(self.capacity[name] for name in usable)) - have
-        if wanted <= 0 or sum(free[name] for name in usable) < wanted:
+        if wanted <= 0 or have + wanted < job.least or sum(free[name] for name in usable) < wanted:
             return None
         taken: dict[str, int] = {}
         for name in usable:

@@ -32,6 +32,8 @@ class Priority(Policy):
         grants = self._completed(snapshot, free) if snapshot.lacking and snapshot.idle else {}
         waiting = iter(snapshot.queue)
         for state in waiting:
+            if not snapshot.within_reach(state.job):
+                continue  # its turn comes when devices are back
             counts = snapshot.fill(state.job, state.job.demand, free)
             if counts is None:
                 if self.options.backfill:
