@@ -33,7 +33,11 @@ from virtualflow.errors import ConfigError, PolicyError
 class Scheduler:
     """Keeps jobs, devices and the queue, and asks its policy what should change."""
 
-    def __init__(self, pools: Sequence[Pool], policy: Policy, throughput: Throughput) -> None:
+    def __init__(
+        self, pools: Sequence[Pool], policy: Policy, throughput: Throughput, *, start_seconds: float = 0.0
+    ) -> None:
+        """*start_seconds*: from a job's start to its first step, for policies that promise a time."""
+        self._start_seconds = start_seconds
         self.placement = Placement(pools)
         self.policy = policy
         self._throughput = throughput
@@ -74,6 +78,7 @@ class Scheduler:
             throughput=self._throughput,
             machine_sizes=self.placement.machine_sizes,
             jobs_changed=self._jobs_changed,
+            start_seconds=self._start_seconds,
         )
 
     def _apply(self, event: Event) -> list[Action]:

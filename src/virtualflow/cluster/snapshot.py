@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ class Snapshot:
     lacking: int  # devices that running jobs ask for beyond what they have
     throughput: Throughput
     machine_sizes: Mapping[str, tuple[int, ...]]
-    jobs_changed: bool  # whether a job came or ended since the policy was last asked
+    jobs_changed: bool  # whether a job came, ended or changed since the policy was last asked
+    start_seconds: float = 0.0  # from a job's start to its first step
 
     @property
     def devices(self) -> int:
@@ -77,9 +79,11 @@ class Snapshot:
             return 0.0
         return self.speed(job, {device_type: wanted}).steps_per_second
 
-    def seconds_left(self, state: JobState) -> float:
-        """On its full demand, of the type where that is fastest. Up to date if the policy `needs_progress`."""
-        return state.steps_left / self.fastest(state.job)
+    def end_seconds(self, state: JobState, counts: Mapping[str, int]) -> float:
+        """When a job will end on such devices, which it has or gets now. Up to date if the policy `needs_progress`."""
+        speed = self.speed(state.job, counts).steps_per_second
+        began = self.now if state.began_seconds is None or not state.devices else state.began_seconds
+        return max(self.now, began + self.start_seconds) + (state.steps_left / speed if speed else math.inf)
 
     def fastest(self, job: Job) -> float:
         """Steps a second on its full demand, of the type where that is fastest."""

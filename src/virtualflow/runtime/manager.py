@@ -54,6 +54,7 @@ from virtualflow.runtime.watch import Watch
 
 MOST_CRASHES = 5  # of a job's coordinator, in a row, without a step between them
 ESTIMATE_SECONDS = 5.0  # between two looks at how long a job will take
+START_SECONDS = 5.7  # from a job's start to its first step, as measured: docs/performance.md
 SCALE = 1.1  # an estimate that changes by less is not worth a decision
 LEAST_FREE_BYTES = 32 << 20  # on disk, for a submit
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -68,7 +69,7 @@ class Manager:
         self.cluster = cluster
         self.policy = policy
         self.started = clock()
-        self.scheduler = Scheduler(cluster.pools, policy, Profiled())
+        self.scheduler = Scheduler(cluster.pools, policy, Profiled(), start_seconds=START_SECONDS)
         self.books = Books(ledger)
         self.fleet = Fleet()
         self.machines = dict(cluster.machines)

@@ -80,7 +80,7 @@ class _Engine:
         failures: Iterator[DevicesLost | DevicesJoined] | None,
         report: Report | None,
     ) -> None:
-        self._scheduler = Scheduler(pools, policy, throughput)
+        self._scheduler = Scheduler(pools, policy, throughput, start_seconds=costs.boot)
         self._policy, self._throughput, self._costs = policy, throughput, costs
         self._failures = failures
         self._report = report
