@@ -73,6 +73,11 @@ class Execution:
         if joiners:
             self._joining.append((now + self.costs.grow, joiners))
 
+    def change(self, now: float, job: Job) -> None:
+        """Its owner asks for something else; what is done is done."""
+        self.advance(now)
+        self.job = job
+
     def look(self, now: float, speed_of: SpeedOf) -> None:
         """Take in devices that are ready by now, and take on the speed that follows."""
         self.advance(now)

@@ -115,8 +115,17 @@ def _on(job: Job, offer: Mapping[str, int], snapshot: Snapshot) -> Column:
     is that a job can have both at the same time.
     """
     speed = snapshot.speed(job, offer)
-    counts = dict(speed.used) or dict(offer)
+    counts = dict(speed.used) or _at_most(job.demand, offer)
     parts = [(count, snapshot.steps_per_second(job, kind, count)) for kind, count in counts.items()]
     total = sum(part for _, part in parts)
     mean = sum(count * part for count, part in parts) / total if total else 0.0
     return Column(counts, speed.steps_per_second, mean * speed.steps_per_second)
+
+
+def _at_most(demand: int, offer: Mapping[str, int]) -> dict[str, int]:
+    """What a job takes of an offer if nobody knows better: no more than it asked for."""
+    taken: dict[str, int] = {}
+    for kind, count in offer.items():
+        if part := min(count, demand - sum(taken.values())):
+            taken[kind] = part
+    return taken
