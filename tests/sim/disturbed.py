@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from virtualflow.cluster.job import LINEAR, Job
 from virtualflow.cluster.messages import DevicesJoined, DevicesLost, Event, JobChanged
-from virtualflow.cluster.policies import registry
-from virtualflow.cluster.policies.base import Options
+from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.table import Table
 from virtualflow.core.devices import Pool, names_of, parse_pools
@@ -107,8 +106,7 @@ class _Watched(_Engine):
         self.check(self._scheduler, event)
 
 
-def run(trial: Trial, name: str, options: Options, check: Check, costs: Costs = COSTS) -> Run:
-    policy = registry.make(name, options)
+def run(trial: Trial, policy: Policy, check: Check = lambda *_: None, costs: Costs = COSTS) -> Run:
     engine = _Watched(trial.jobs, trial.pools, policy, TABLE, costs, iter(trial.events), None)
     engine.check = check
     return engine.run()

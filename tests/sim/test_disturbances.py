@@ -7,11 +7,13 @@ from hypothesis import given, settings
 
 from tests.sim import disturbed
 from tests.sim.disturbed import TABLE, Trial, trials
+from tests.sim.test_invariants import Watched
 from virtualflow.cluster.job import JobState
 from virtualflow.cluster.messages import DevicesLost, Event, JobChanged
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.scheduler import Scheduler
+from virtualflow.cluster.snapshot import Snapshot
 
 EVERY = {
     **{name: (name, Options()) for name in registry.BUILT_IN},
@@ -22,6 +24,7 @@ EVERY = {
     "ftf-gavel": ("ftf", Options(compat="gavel")),
     "las-paper": ("las", Options(compat="paper")),
 }
+GAVEL = ("las", "las-agnostic", "las-mixed", "las-mixed-columns", "water-filling", "ftf", "makespan")
 ELASTIC = ("wfs", "sjf", "srtf")
 EXAMPLES = 25
 
@@ -53,9 +56,8 @@ def nothing_is_given_twice_or_to_those_who_cannot_use_it(scheduler: Scheduler, e
 @given(trial=trials())
 def test_nobody_raises_all_work_is_done_and_twice_the_same(name: str, trial: Trial) -> None:
     policy, options = EVERY[name]
-    found, again = (
-        disturbed.run(trial, policy, options, nothing_is_given_twice_or_to_those_who_cannot_use_it) for _ in range(2)
-    )
+    check = nothing_is_given_twice_or_to_those_who_cannot_use_it
+    found, again = (disturbed.run(trial, registry.make(policy, options), check) for _ in range(2))
     assert found == again
     assert {each.job.id for each in found.jobs} == {job.id for job in trial.jobs}
 
@@ -82,7 +84,7 @@ def no_device_is_idle_that_somebody_could_use(scheduler: Scheduler, event: Event
 @settings(max_examples=2 * EXAMPLES, deadline=None)
 @given(trial=trials())
 def test_no_device_is_idle_while_a_job_could_use_it(name: str, trial: Trial) -> None:
-    disturbed.run(trial, name, Options(), no_device_is_idle_that_somebody_could_use)
+    disturbed.run(trial, registry.make(name), no_device_is_idle_that_somebody_could_use)
 
 
 @pytest.mark.parametrize("name", ELASTIC)
@@ -112,7 +114,7 @@ def test_after_a_loss_or_a_change_nobody_has_more_than_one_of_higher_priority_wh
                         or high.allocation >= low.allocation - 1
                     )
 
-    disturbed.run(trial, name, Options(), check)
+    disturbed.run(trial, registry.make(name), check)
 
 
 @pytest.mark.parametrize("name", ["priority", "fifo"])
@@ -125,4 +127,52 @@ def test_the_first_in_line_that_can_be_served_blocks_the_others(name: str, trial
             usable = sum(snapshot.capacity[kind] for kind in snapshot.types_for(state.job))
             assert free_for(scheduler, state) < min(state.job.demand, usable)
 
-    disturbed.run(trial, name, Options(), check)
+    disturbed.run(trial, registry.make(name), check)
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+@given(trial=trials())
+def test_nobody_shrinks_for_a_lower_priority_or_below_what_it_needs(name: str, trial: Trial) -> None:
+    policy = registry.make(name)
+
+    def check(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None:
+        weights = {state.id: policy.weight(state, snapshot) for state in snapshot.jobs()}  # type: ignore[attr-defined]
+        losers = [name for name in before if after[name] < before[name]]
+        growing = [name for name in before if after[name] > before[name] > 0]
+        admitted = [name for name in before if after[name] > before[name] == 0]
+        if len(admitted) == 1:  # of several, a lower one may come in beside a higher one for which others shrank
+            growing += admitted
+        assert all(weights[winner] >= weights[loser] for winner in growing for loser in losers)
+        assert all(after[name] >= state.job.least for name, state in snapshot.running.items())
+
+    disturbed.run(trial, Watched(policy, check))
+
+
+@pytest.mark.parametrize("backfill", [False, True])
+@pytest.mark.parametrize("name", ["priority", "fifo"])
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+@given(trial=trials())
+def test_static_policies_change_only_those_who_lack_devices_and_then_give_them_all(
+    name: str, backfill: bool, trial: Trial
+) -> None:
+    def check(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None:
+        for job_id, state in snapshot.running.items():
+            most = sum(snapshot.capacity[kind] for kind in snapshot.types_for(state.job))
+            assert after[job_id] in (before[job_id], min(state.job.demand, most))
+            assert after[job_id] >= before[job_id]
+
+    disturbed.run(trial, Watched(registry.make(name, Options(backfill=backfill)), check))
+
+
+@pytest.mark.parametrize("name", [*GAVEL, "optimus"])
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(trial=trials())
+def test_rounds_are_respected(name: str, trial: Trial) -> None:
+    policy = registry.make(name)
+
+    def check(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None:
+        assert policy.round_seconds
+        assert snapshot.now % policy.round_seconds == 0
+
+    disturbed.run(trial, Watched(policy, check))
