@@ -47,8 +47,8 @@ class Watched(Policy):
     def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
         return self.inner.order(state, snapshot)
 
-    def forget(self, job_id: str) -> None:
-        self.inner.forget(job_id)
+    def forget(self, before: Job) -> None:
+        self.inner.forget(before)
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         before = {state.id: state.allocation for state in snapshot.jobs()}

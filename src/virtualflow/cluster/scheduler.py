@@ -118,7 +118,7 @@ class Scheduler:
     def _changed(self, job: Job) -> list[Action]:
         state = self._known(job.id)
         self._jobs_changed = True
-        self.policy.forget(job.id)
+        self.policy.forget(state.job)
         if job.id in self._queue:
             self._queue.remove(job.id)
             state.job = job

@@ -44,6 +44,8 @@ class Snapshot:
 
         Who waits for more than there is must not hold up the others.
         """
+        if len(self.capacity) == 1:
+            return job.least <= self.devices
         return job.least <= sum(self.capacity[name] for name in self.types_for(job))
 
     def types_for(self, job: Job) -> list[str]:

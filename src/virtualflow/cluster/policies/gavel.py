@@ -98,8 +98,8 @@ class Gavel(Policy):
         self._began = 0.0
         self._ran: dict[str, int] = {}  # the column of each job of the last round
 
-    def forget(self, job_id: str) -> None:
-        self._stale.add(job_id)
+    def forget(self, before: Job) -> None:
+        self._stale.add(before.id)
 
     @abstractmethod
     def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:

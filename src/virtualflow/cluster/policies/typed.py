@@ -38,9 +38,6 @@ def can_all_live(claims: Sequence[Claim], capacity: Mapping[str, int]) -> bool:
 
 def groups(claims: Sequence[Claim], capacity: Mapping[str, int]) -> Iterator[tuple[list[int], int]]:
     """The places of claims that share devices among themselves, and how many those are."""
-    if is_plain(claims, capacity):
-        yield list(range(len(claims))), sum(capacity.values())
-        return
     open_places, left = list(range(len(claims))), frozenset(capacity)
     while open_places:
         best, lowest = frozenset[str](), math.inf

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from operator import lt
 from typing import Any
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import Job, JobState
 from virtualflow.cluster.policies import shares, typed
 from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.policies.shares import Claim
@@ -33,11 +33,12 @@ class Wfs(Policy):
         self._split = shares.rounding(options.round)
         self._any_number = options.round == "any"
         self._known: dict[str, Claim] = {}
-        self._forgotten: dict[str, Claim | None] = {}  # until it is known whether they still hold
+        self._forgotten: dict[str, Job] = {}  # as they were, until it is known whether their claims still hold
         self._devices = 0  # that there were the last time
 
-    def forget(self, job_id: str) -> None:
-        self._forgotten.setdefault(job_id, self._known.pop(job_id, None))
+    def forget(self, before: Job) -> None:
+        self._known.pop(before.id, None)
+        self._forgotten.setdefault(before.id, before)
 
     def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
         return (-self.weight(state, snapshot), state.job.arrival_seconds)
@@ -65,9 +66,6 @@ class Wfs(Policy):
         if types > 1 and grants and not typed.is_plain(self._claims_of(snapshot), snapshot.capacity):
             return None
         self._devices = snapshot.devices
-        if len(self._known) > 2 * len(snapshot.running) + 1000:
-            self._known = {name: claim for name, claim in self._known.items() if name in snapshot.running}
-        self._known.update((state.id, self._claim(state, snapshot)) for state in snapshot.queue)
         return grants
 
     def _trade_up(self, snapshot: Snapshot) -> dict[str, Grant]:
@@ -96,7 +94,7 @@ class Wfs(Policy):
         if len(snapshot.running) == snapshot.devices and not snapshot.idle:
             return {}  # one each: nobody can give, so nobody can be admitted
         states, claims = list(snapshot.running.values()), self._claims_of(snapshot)
-        disturbed |= self._has_new_claims()
+        disturbed |= self._has_new_claims(snapshot)
         had = [state.allocation for state in states]
         held = self._fit(claims, had, snapshot) if snapshot.idle or disturbed else had
         blocked: frozenset[str] = frozenset()  # types for which someone further in front waits
@@ -149,10 +147,13 @@ class Wfs(Policy):
         before, self._devices = self._devices, snapshot.devices
         return snapshot.devices < before
 
-    def _has_new_claims(self) -> bool:
+    def _has_new_claims(self, snapshot: Snapshot) -> bool:
         """Whether a running job's owner has changed his mind, so that the others' shares change too."""
         before, self._forgotten = self._forgotten, {}
-        return any(name in self._known and self._known[name] != claim for name, claim in before.items())
+        return any(
+            name in self._known and self._known[name] != self._claim(JobState(job), snapshot)
+            for name, job in before.items()
+        )
 
     def _costs_a_higher_one(
         self, candidate: Claim, claims: Sequence[Claim], held: Sequence[int], shared: Sequence[int]
@@ -180,14 +181,21 @@ class Wfs(Policy):
         return frozenset() if len(snapshot.capacity) == 1 else frozenset(snapshot.types_for(state.job))
 
     def _fit(self, claims: Sequence[Claim], before: Sequence[int], snapshot: Snapshot) -> list[int]:
+        if typed.is_plain(claims, snapshot.capacity):
+            return self._fit_group(claims, before, snapshot.devices)
         after = [0] * len(claims)
-        for places, devices in typed.groups(claims, snapshot.capacity) if claims else ():
-            some = [claims[place] for place in places]
-            given = self._split(some, devices)
-            if self._any_number:
-                shares.protect(some, [before[place] for place in places], given)
-            for place, count in zip(places, given, strict=True):
+        for places, devices in typed.groups(claims, snapshot.capacity):
+            some, had = [claims[place] for place in places], [before[place] for place in places]
+            for place, count in zip(places, self._fit_group(some, had, devices), strict=True):
                 after[place] = count
+        return after
+
+    def _fit_group(self, claims: Sequence[Claim], before: Sequence[int], devices: int) -> list[int]:
+        if not claims:
+            return []
+        after = self._split(claims, devices)
+        if self._any_number:
+            shares.protect(claims, before, after)
         return after
 
 
