@@ -164,13 +164,13 @@ class Themis(Policy):
     def _rho(self, app: App, speed: float, snapshot: Snapshot) -> float:
         if not speed:
             return math.inf
-        elapsed = snapshot.now - app.state.job.arrival_seconds
+        elapsed = max(0.0, snapshot.now - app.state.job.arrival_seconds)
         rho = (elapsed + app.state.steps_left / speed) / self.independent_seconds(app, snapshot)
         return max(FAIREST, rho)
 
     def independent_seconds(self, app: App, snapshot: Snapshot) -> float:
         """How long the job takes on a 1/N share of the devices, of the type where that is fastest."""
-        elapsed = snapshot.now - app.state.job.arrival_seconds
+        elapsed = max(0.0, snapshot.now - app.state.job.arrival_seconds)
         crowd = (self._crowd - app.crowd) / elapsed if elapsed > SOON else float(len(self._apps))
         best = 0.0
         for device_type, capacity in snapshot.capacity.items():

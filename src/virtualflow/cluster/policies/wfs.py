@@ -105,7 +105,7 @@ class Wfs(Policy):
             if candidate.types and candidate.types <= blocked:
                 continue
             shared = self._with(candidate, claims, held, snapshot)
-            if shared is None:
+            if shared is None or not self._has_a_place(state, candidate, states, claims, shared, snapshot):
                 blocked |= candidate.types
                 if len(blocked) == len(snapshot.capacity) or not candidate.types:
                     break
@@ -131,6 +131,22 @@ class Wfs(Policy):
             return None
         shared = self._fit(everyone, [*held, 0], snapshot)
         return None if self._costs_a_higher_one(candidate, claims, held, shared) else shared
+
+    def _has_a_place(
+        self,
+        state: JobState,
+        candidate: Claim,
+        states: Sequence[JobState],
+        claims: Sequence[Claim],
+        shared: Sequence[int],
+        snapshot: Snapshot,
+    ) -> bool:
+        """Whether there are devices for it; not if all it can use are with higher priorities, which need not move."""
+        everyone = [*claims, candidate]
+        if typed.is_plain(everyone, snapshot.capacity):
+            return True
+        places = typed.Places(everyone, [each.counts for each in (*states, state)], snapshot.capacity)
+        return bool(places.find(shared, fill=False)[-1])
 
     def _placed(
         self, states: Sequence[JobState], claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
