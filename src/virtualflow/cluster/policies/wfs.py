@@ -96,7 +96,10 @@ class Wfs(Policy):
         states, claims = list(snapshot.running.values()), self._claims_of(snapshot)
         disturbed |= self._has_new_claims(snapshot)
         had = [state.allocation for state in states]
-        held = self._fit(claims, had, snapshot) if snapshot.idle or disturbed else had
+        if snapshot.idle or disturbed:
+            held = self._as_placed(states, claims, self._fit(claims, had, snapshot), snapshot)
+        else:
+            held = had
         blocked: frozenset[str] = frozenset()  # types for which someone further in front waits
         for state in snapshot.queue:
             if not snapshot.within_reach(state.job):
@@ -105,7 +108,9 @@ class Wfs(Policy):
             if candidate.types and candidate.types <= blocked:
                 continue
             shared = self._with(candidate, claims, held, snapshot)
-            if shared is None or not self._has_a_place(state, candidate, states, claims, shared, snapshot):
+            if shared is not None:
+                shared = self._as_placed([*states, state], [*claims, candidate], shared, snapshot)
+            if shared is None or not shared[-1]:  # all that it can use is with higher priorities, which need not move
                 blocked |= candidate.types
                 if len(blocked) == len(snapshot.capacity) or not candidate.types:
                     break
@@ -132,21 +137,14 @@ class Wfs(Policy):
         shared = self._fit(everyone, [*held, 0], snapshot)
         return None if self._costs_a_higher_one(candidate, claims, held, shared) else shared
 
-    def _has_a_place(
-        self,
-        state: JobState,
-        candidate: Claim,
-        states: Sequence[JobState],
-        claims: Sequence[Claim],
-        shared: Sequence[int],
-        snapshot: Snapshot,
-    ) -> bool:
-        """Whether there are devices for it; not if all it can use are with higher priorities, which need not move."""
-        everyone = [*claims, candidate]
-        if typed.is_plain(everyone, snapshot.capacity):
-            return True
-        places = typed.Places(everyone, [each.counts for each in (*states, state)], snapshot.capacity)
-        return bool(places.find(shared, fill=False)[-1])
+    def _as_placed(
+        self, states: Sequence[JobState], claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
+    ) -> list[int]:
+        """What shares come to on devices that the jobs can use."""
+        if typed.is_plain(claims, snapshot.capacity):
+            return list(held)
+        places = typed.Places(claims, [state.counts for state in states], snapshot.capacity)
+        return [sum(counts.values()) for counts in places.find(held, fill=False)]
 
     def _placed(
         self, states: Sequence[JobState], claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
