@@ -54,6 +54,12 @@ def test_policies_stand_side_by_side_with_intervals(trace: Path) -> None:
     assert all(word in text for word in ("wfs", "fifo", "±", "average JCT", "makespan", "fairness", "utilisation"))
 
 
+@pytest.mark.parametrize("policy", ["las", "las-mixed", "las-mixed-columns", "water-filling"])
+def test_a_cluster_of_one_machine_may_lose_it(trace: Path, policy: str) -> None:
+    found = invoke("simulate", trace, "--policy", policy, "--machine-failures", "2", "--devices", "V100:8", "--json")
+    assert len(json.loads(found)["policies"][policy]["jobs"]) == len(json.loads(trace.read_text())["jobs"])
+
+
 def test_a_report_is_one_page_with_its_pictures(trace: Path, tmp_path: Path) -> None:
     folder = tmp_path / "report"
     invoke("simulate", trace, "--devices", "V100:4,P100:4", "--policy", "wfs", "--failures", "0.1", "-o", folder)

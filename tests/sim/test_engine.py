@@ -76,6 +76,21 @@ def test_policies_that_restart_pay_for_it_with_all_devices() -> None:
     assert end_of(found, "A") == 30.0 + 15.0 + 90.0
 
 
+def test_a_job_whose_devices_all_change_waits_for_the_new_ones_and_is_not_restarted() -> None:
+    script = {0.0: {"A": Grant({"V100": 4})}, 60.0: {"A": Grant({"P100": 4})}}
+    found = run([Job("A", 0.0, 4, 100.0)], Timed(script), devices="V100:4,P100:4")
+    # 50 of 100 done by 60 s; the new devices are ready at 80 s; 2 s of pause; the rest.
+    assert end_of(found, "A") == 132.0
+    assert found.accounts.spent.restarting == 4 * 10 + 4 * 20 + 4 * 2
+
+
+def test_a_job_left_with_devices_that_are_still_joining_waits_for_those() -> None:
+    script = {0.0: {"A": Grant({"V100": 2})}, 30.0: {"A": Grant.of(4)}, 40.0: {"A": Grant({"P100": 2})}}
+    found = run([Job("A", 0.0, 4, 100.0)], Timed(script), devices="V100:2,P100:2")
+    # 15 done by 40 s at half the speed; the others are ready at 50 s, as before; 2 s of pause; the rest.
+    assert end_of(found, "A") == 52.0 + 170.0
+
+
 def test_a_suspended_job_keeps_its_work() -> None:
     script = {0.0: {"A": Grant.of(4)}, 60.0: {"A": NOTHING}, 100.0: {"A": Grant.of(4)}}
     found = run([Job("A", 0.0, 4, 100.0)], Timed(script))

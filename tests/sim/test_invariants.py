@@ -47,6 +47,9 @@ class Watched(Policy):
     def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
         return self.inner.order(state, snapshot)
 
+    def forget(self, before: Job) -> None:
+        self.inner.forget(before)
+
     def allocate(self, snapshot: Snapshot) -> Decision:
         before = {state.id: state.allocation for state in snapshot.jobs()}
         decision = self.inner.allocate(snapshot)
@@ -115,20 +118,22 @@ def test_all_jobs_end_and_the_same_seed_gives_the_same_result(
 
 @pytest.mark.parametrize("name", ELASTIC)
 @settings(max_examples=40, deadline=None)
-@given(trace=traces())
-def test_no_device_is_idle_while_a_job_could_use_it(name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]]) -> None:
+@given(trace=traces(), failures=failing)
+def test_no_device_is_idle_while_a_job_could_use_it(
+    name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]], failures: Failures
+) -> None:
     def check(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None:
         wanted = sum(state.job.demand for state in snapshot.jobs())
         assert sum(after.values()) == min(wanted, snapshot.devices)
 
-    run(trace, name, check)
+    run(trace, name, check, failures)
 
 
 @pytest.mark.parametrize("name", ELASTIC)
 @settings(max_examples=40, deadline=None)
-@given(trace=traces())
+@given(trace=traces(), failures=failing)
 def test_nobody_shrinks_while_a_lower_priority_grows(
-    name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]]
+    name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]], failures: Failures
 ) -> None:
     policy = registry.make(name)
 
@@ -142,7 +147,7 @@ def test_nobody_shrinks_while_a_lower_priority_grows(
         assert all(weights[winner] >= weights[loser] for winner in growing for loser in losers)
         assert all(after[name] >= 1 for name in before if before[name])
 
-    run(trace, name, check)
+    run(trace, name, check, failures)
 
 
 @pytest.mark.parametrize("name", STATIC)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from virtualflow.cluster.job import Job, JobState
 from virtualflow.cluster.messages import Action, Resize, Start, Suspend
 from virtualflow.cluster.placement import Placement
-from virtualflow.cluster.policies.base import ANY, Grant
+from virtualflow.cluster.policies.base import ANY, NOTHING, Grant
 from virtualflow.cluster.throughput import Throughput
 from virtualflow.errors import PolicyError
 
@@ -41,18 +41,25 @@ class Assignment:
                 actions.append(action)
         return actions
 
-    def adopt(self, now: float, state: JobState, devices: tuple[str, ...]) -> None:
-        """A job has these devices already."""
+    def adopt(self, now: float, state: JobState, devices: tuple[str, ...]) -> list[Action]:
+        """A job has these devices already; if they are too few for it, it gives them up."""
         self.placement.claim(devices)
         self._set(now, state, self.placement.in_order(devices), None)
+        return self._give_up_too_few(now, state)
 
     def ask_for(self, now: float, state: JobState, job: Job) -> list[Action]:
-        """A running job asks for more or fewer devices than before; what it no longer wants, it gives up at once."""
+        """A running job asks for more or fewer devices than before; what it no longer wants, it gives up at once.
+
+        All, if it has fewer than its new least: the policy sees whether it can have more.
+        """
         self.lacking += max(0, job.demand - state.allocation) - max(0, state.job.demand - state.allocation)
         state.job = job
-        if state.allocation <= job.demand or state.host is not None:
-            return []
-        return self.apply(now, [(state, Grant.of(job.demand))])
+        if state.allocation > job.demand and state.host is None:
+            return self.apply(now, [(state, Grant.of(job.demand))])
+        return self._give_up_too_few(now, state)
+
+    def _give_up_too_few(self, now: float, state: JobState) -> list[Action]:
+        return self.apply(now, [(state, NOTHING)]) if state.allocation < state.job.least else []
 
     def end(self, now: float, state: JobState) -> list[Action]:
         """Free the devices of a job that is over; its guests take over those they are on."""
@@ -107,6 +114,9 @@ class Assignment:
             else:
                 have = sum(self.placement.type_of(device) == device_type for device in kept)
                 devices += self._take(state, device_type, count - have, kept)
+        if len(devices) < state.job.least and not state.guests:
+            self.placement.give_back(devices)  # of the types that it can use, too few are free
+            return ()
         return self.placement.in_order(devices) if len(devices) > 1 else tuple(devices)
 
     def _take(self, state: JobState, device_type: str, count: int, near: Sequence[str]) -> list[str]:

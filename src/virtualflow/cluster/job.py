@@ -63,6 +63,7 @@ class JobState:
     host: str | None = None  # the job whose devices it shares, if it has none of its own
     guests: tuple[str, ...] = ()  # jobs that share its devices
     started_seconds: float | None = None  # when it first got devices
+    began_seconds: float | None = None  # when it last got some after it had none
     changed_seconds: float = field(init=False)  # when its allocation last changed, or when it arrived
     steps_done: float = 0.0  # as last reported: see Policy.needs_progress
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -90,6 +91,8 @@ class JobState:
         for device_type, count in self.counts.items():
             self._seconds[device_type] += passed
             self._device_seconds[device_type] += count * passed
+        if devices and not self.devices:
+            self.began_seconds = now
         self.devices, self.allocation, self.counts, self.host = devices, len(devices), counts, host
         self.changed_seconds = now
         if devices and self.started_seconds is None:

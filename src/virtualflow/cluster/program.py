@@ -25,6 +25,7 @@ FEW_JOBS = 128  # up to here our own method is the faster one
 DIGITS = 9  # of a share
 TIGHT = 1e-9  # a job whose price is larger holds the others back
 CLOSE = 1e-7  # of a ratio: nearer than that, two of them are equal
+SMALL = 1e-12  # in place of 0 where we divide
 MOST_STEPS = 50  # towards the best ratio; a handful is usual
 
 
@@ -104,13 +105,15 @@ def least_ratio(program: Program, elapsed: Floats, work: Floats, alone: Floats) 
     found = fewest_seconds(program, work)
     for _ in range(MOST_STEPS):
         speeds = np.bincount(program.job, program.value * found.shares, minlength=program.jobs)
+        speeds = np.maximum(speeds, SMALL)
         reached = float(((elapsed + work / speeds) / alone).max())
         if reached < ratio:
             shares = found.shares
         if reached >= ratio * (1 - CLOSE):
             break
         ratio = reached
-        found = max_min(replace(program, value=program.value / (work / (ratio * alone - elapsed))[program.job]))
+        left = np.maximum(ratio * alone - elapsed, SMALL * alone)  # of a job that is as good as done, rounding is left
+        found = max_min(replace(program, value=program.value / (work / left)[program.job]))
     return Solution(min(ratio, reached), shares)
 
 

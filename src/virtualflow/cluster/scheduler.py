@@ -33,7 +33,11 @@ from virtualflow.errors import ConfigError, PolicyError
 class Scheduler:
     """Keeps jobs, devices and the queue, and asks its policy what should change."""
 
-    def __init__(self, pools: Sequence[Pool], policy: Policy, throughput: Throughput) -> None:
+    def __init__(
+        self, pools: Sequence[Pool], policy: Policy, throughput: Throughput, *, start_seconds: float = 0.0
+    ) -> None:
+        """*start_seconds*: from a job's start to its first step, for policies that promise a time."""
+        self.start_seconds = start_seconds
         self.placement = Placement(pools)
         self.policy = policy
         self._throughput = throughput
@@ -74,6 +78,7 @@ class Scheduler:
             throughput=self._throughput,
             machine_sizes=self.placement.machine_sizes,
             jobs_changed=self._jobs_changed,
+            start_seconds=self.start_seconds,
         )
 
     def _apply(self, event: Event) -> list[Action]:
@@ -88,7 +93,7 @@ class Scheduler:
             for job, devices in event.running:
                 self._arrived(job)
                 self._queue.remove(job.id)
-                self._assignment.adopt(self._now, self._states[job.id], devices)
+                actions += self._queue_suspended(self._assignment.adopt(self._now, self._states[job.id], devices))
         elif isinstance(event, JobEnded):
             state = self._states.pop(self._known(event.job_id).id)
             self._jobs_changed = True
@@ -113,7 +118,7 @@ class Scheduler:
     def _changed(self, job: Job) -> list[Action]:
         state = self._known(job.id)
         self._jobs_changed = True
-        self.policy.forget(job.id)
+        self.policy.forget(state.job)
         if job.id in self._queue:
             self._queue.remove(job.id)
             state.job = job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ class Snapshot:
     lacking: int  # devices that running jobs ask for beyond what they have
     throughput: Throughput
     machine_sizes: Mapping[str, tuple[int, ...]]
-    jobs_changed: bool  # whether a job came or ended since the policy was last asked
+    jobs_changed: bool  # whether a job came, ended or changed since the policy was last asked
+    start_seconds: float = 0.0  # from a job's start to its first step
 
     @property
     def devices(self) -> int:
@@ -37,14 +39,28 @@ class Snapshot:
         """All jobs, running ones first."""
         return itertools.chain(self.running.values(), self.queue)
 
+    def within_reach(self, job: Job) -> bool:
+        """Whether the devices that are there now could meet its least at all, if it had all of them that it can use.
+
+        Who waits for more than there is must not hold up the others.
+        """
+        if len(self.capacity) == 1:
+            return job.least <= self.devices
+        return job.least <= sum(self.capacity[name] for name in self.types_for(job))
+
+    def types_for(self, job: Job) -> list[str]:
+        """Those that it can use."""
+        return [name for name in self.capacity if len(self.capacity) == 1 or self.throughput.usable(job, name)]
+
     def fill(self, job: Job, count: int, free: dict[str, int], *, have: int = 0) -> dict[str, int] | None:
         """Take what a job that has *have* devices needs for *count* out of *free*; None if it needs none, or some lack.
 
-        Types are taken in the cluster's order. A job that asks for more than all it can use is content with those.
+        Types are taken in the cluster's order. A job that asks for more than all it can use is content with those, if
+        they are not fewer than its least.
         """
-        usable = [name for name in free if len(free) == 1 or self.throughput.usable(job, name)]
+        usable = self.types_for(job)
         wanted = min(count, sum(self.capacity[name] for name in usable)) - have
-        if wanted <= 0 or sum(free[name] for name in usable) < wanted:
+        if wanted <= 0 or have + wanted < job.least or sum(free[name] for name in usable) < wanted:
             return None
         taken: dict[str, int] = {}
         for name in usable:
@@ -65,9 +81,11 @@ class Snapshot:
             return 0.0
         return self.speed(job, {device_type: wanted}).steps_per_second
 
-    def seconds_left(self, state: JobState) -> float:
-        """On its full demand, of the type where that is fastest. Up to date if the policy `needs_progress`."""
-        return state.steps_left / self.fastest(state.job)
+    def end_seconds(self, state: JobState, counts: Mapping[str, int]) -> float:
+        """When a job will end on such devices, which it has or gets now. Up to date if the policy `needs_progress`."""
+        speed = self.speed(state.job, counts).steps_per_second
+        began = self.now if state.began_seconds is None or not state.devices else state.began_seconds
+        return max(self.now, began + self.start_seconds) + (state.steps_left / speed if speed else math.inf)
 
     def fastest(self, job: Job) -> float:
         """Steps a second on its full demand, of the type where that is fastest."""

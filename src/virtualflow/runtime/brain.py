@@ -30,6 +30,8 @@ from virtualflow.runtime.careful import Careful
 from virtualflow.runtime.description import Cluster
 from virtualflow.runtime.ledger import Record
 
+START_SECONDS = 5.7  # from a job's start to its first step, as measured: docs/performance.md
+
 
 class Brain:
     """*done* tells how far a job is, for policies that care; *say* writes a log."""
@@ -43,7 +45,8 @@ class Brain:
         say: Callable[[str], None],
     ) -> None:
         self.policy = policy
-        self.scheduler = Scheduler(cluster.pools, Careful(policy, self._failed, self._is_well), Profiled())
+        careful_one = Careful(policy, self._failed, self._is_well)
+        self.scheduler = Scheduler(cluster.pools, careful_one, Profiled(), start_seconds=START_SECONDS)
         self.trouble = ""  # what the policy's last failure was, until it is well again
         self._cluster = cluster
         self._books = books

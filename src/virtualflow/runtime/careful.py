@@ -38,9 +38,9 @@ class Careful(Policy):
             self._stumble(error)
             return (state.job.arrival_seconds,)
 
-    def forget(self, job_id: str) -> None:
+    def forget(self, before: Job) -> None:
         try:
-            self._policy.forget(job_id)
+            self._policy.forget(before)
         except Exception as error:
             self._stumble(error)
 
@@ -82,7 +82,7 @@ def made_anew(
     jobs: Sequence[tuple[Job, tuple[str, ...], str | None]],
 ) -> Scheduler:
     """A scheduler in place of one that broke in the middle of a decision: each job has its devices, or its host's."""
-    new = Scheduler(pools, _Seats({}), Profiled())
+    new = Scheduler(pools, _Seats({}), Profiled(), start_seconds=old.start_seconds)
     since: dict[int, list[str]] = {}  # machines that have come since the start
     for device in old.placement.devices:
         if not new.placement.knows(device):

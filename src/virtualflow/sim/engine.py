@@ -16,6 +16,7 @@ from virtualflow.cluster.messages import (
     DevicesLost,
     Event,
     JobArrived,
+    JobChanged,
     JobEnded,
     Progress,
     Resize,
@@ -33,6 +34,7 @@ from virtualflow.sim.costs import Costs
 from virtualflow.sim.execution import Execution, Spent
 from virtualflow.sim.result import Accounts, JobResult, Run, Segment
 
+Disturbance = DevicesLost | DevicesJoined | JobChanged  # of a job that is over or not there yet: nothing happens
 Report = Callable[[int, int], None]  # jobs that ended, of how many
 
 
@@ -62,7 +64,7 @@ def simulate(
     throughput: Throughput,
     costs: Costs,
     *,
-    failures: Iterator[DevicesLost | DevicesJoined] | None = None,
+    failures: Iterator[Disturbance] | None = None,
     report: Report | None = None,
 ) -> Run:
     """Run all jobs to their end. The same arguments give the same result, to the bit."""
@@ -77,10 +79,10 @@ class _Engine:
         policy: Policy,
         throughput: Throughput,
         costs: Costs,
-        failures: Iterator[DevicesLost | DevicesJoined] | None,
+        failures: Iterator[Disturbance] | None,
         report: Report | None,
     ) -> None:
-        self._scheduler = Scheduler(pools, policy, throughput)
+        self._scheduler = Scheduler(pools, policy, throughput, start_seconds=costs.boot)
         self._policy, self._throughput, self._costs = policy, throughput, costs
         self._failures = failures
         self._report = report
@@ -111,8 +113,8 @@ class _Engine:
             elif isinstance(what, Job):
                 self._arrive(seconds, what)
             elif order == _Order.DEVICES:
-                assert isinstance(what, DevicesLost | DevicesJoined)
-                self._handle(what)
+                assert isinstance(what, Disturbance)
+                self._disturb(what)
                 self._next_failure()
             else:
                 self._handle(Woken(seconds))
@@ -131,6 +133,14 @@ class _Engine:
         self._executions[job.id] = Execution(job, self._costs, self._spent)
         self._timelines[job.id] = _Timeline(job)
         self._handle(JobArrived(seconds, job))
+
+    def _disturb(self, what: Disturbance) -> None:
+        if not isinstance(what, JobChanged):
+            self._handle(what)
+        elif (execution := self._executions.get(what.job.id)) is not None:
+            execution.change(what.seconds, what.job)
+            self._handle(what)
+            self._refresh(what.seconds, what.job.id)
 
     def _look(self, seconds: float, what: object) -> None:
         assert isinstance(what, tuple)

@@ -62,7 +62,7 @@ class Execution:
         self.devices = devices
         self.resizes += 1
         kept, joiners = self._active & new, new - old
-        if restart or not kept:
+        if restart:
             self._active, self._joining = new, []
             self._paused_until = max(self._paused_until, now + self.costs.restart)
             return
@@ -73,6 +73,11 @@ class Execution:
         if joiners:
             self._joining.append((now + self.costs.grow, joiners))
 
+    def change(self, now: float, job: Job) -> None:
+        """Its owner asks for something else; what is done is done."""
+        self.advance(now)
+        self.job = job
+
     def look(self, now: float, speed_of: SpeedOf) -> None:
         """Take in devices that are ready by now, and take on the speed that follows."""
         self.advance(now)
@@ -81,7 +86,9 @@ class Execution:
             self._joining = [(at, waiting) for at, waiting in self._joining if at > now]
             self._active = self._active.union(*ready)
             self._pause(now, self.costs.grow_pause)
-        if len(self._active) == len(self.devices):
+        if not self._active:
+            self._speed = Speed(0.0, 0)  # all that computed is gone, and what takes over is not ready
+        elif len(self._active) == len(self.devices):
             self._speed = speed_of(self.devices)
         else:
             self._speed = speed_of(tuple(device for device in self.devices if device in self._active))

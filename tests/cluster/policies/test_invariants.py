@@ -21,7 +21,8 @@ from virtualflow.sim.result import Run
 
 GAVEL = ("las", "las-agnostic", "las-mixed", "las-mixed-columns", "water-filling", "ftf", "makespan")
 OTHERS = ("tiresias", "optimus", "themis")
-EVERY = [*((name, None) for name in (*GAVEL, *OTHERS)), ("las", "gavel"), ("ftf", "gavel")]
+PLAIN = ("wfs", "sjf", "srtf", "priority", "fifo")
+EVERY = [*((name, None) for name in (*PLAIN, *GAVEL, *OTHERS)), ("las", "gavel"), ("ftf", "gavel")]
 TABLE = Table(
     {
         "v100": {("a", 1): 4.0, ("a", 2): 7.0, ("a", 4): 12.0, ("b", 1): 2.0, ("b", 2): 3.0, ("b", 4): 5.0},
@@ -42,17 +43,22 @@ def jobs(draw: st.DrawFn) -> list[Job]:
     return found
 
 
-def run(name: str, compat: str | None, trace: list[Job], table: Table = TABLE, price: Costs = costs.NONE) -> Run:
-    return simulate(trace, parse_pools("V100:2,K80:4"), registry.make(name, Options(compat=compat)), table, price)
+def run(
+    name: str, compat: str | None, trace: list[Job], table: Table = TABLE, price: Costs = costs.NONE, rate: float = 0.0
+) -> Run:
+    """With *rate* failures an hour of each device."""
+    pools = parse_pools("V100:2,K80:4")
+    events = Failures(rate, 0.0, 120.0, 0).events(pools, 0.0)
+    return simulate(trace, pools, registry.make(name, Options(compat=compat)), table, price, failures=events)
 
 
 @pytest.mark.parametrize(("name", "compat"), EVERY)
 @settings(max_examples=8, deadline=None)
-@given(trace=jobs())
+@given(trace=jobs(), rate=st.sampled_from((0.0, 5.0)))
 def test_all_work_is_done_on_devices_that_exist_and_twice_the_same(
-    name: str, compat: str | None, trace: list[Job]
+    name: str, compat: str | None, trace: list[Job], rate: float
 ) -> None:
-    found, again = run(name, compat, trace), run(name, compat, trace)
+    found, again = (run(name, compat, trace, rate=rate) for _ in range(2))
     assert found.jobs == again.jobs
     assert {each.job.id for each in found.jobs} == {job.id for job in trace}
     starts = sorted({s.start_seconds for each in found.jobs for s in each.segments})
@@ -109,11 +115,11 @@ SHARED = Table(
 
 
 @settings(max_examples=25, deadline=None)
-@given(trace=jobs())
-def test_gandiva_does_all_work_with_at_most_two_jobs_on_a_device(trace: list[Job]) -> None:
+@given(trace=jobs(), rate=st.sampled_from((0.0, 5.0)))
+def test_gandiva_does_all_work_with_at_most_two_jobs_on_a_device(trace: list[Job], rate: float) -> None:
     """What each job does between any two changes, at what is left of its speed there, adds up to its steps."""
-    found = run("gandiva", None, trace, SHARED)
-    assert found.jobs == run("gandiva", None, trace, SHARED).jobs
+    found = run("gandiva", None, trace, SHARED, rate=rate)
+    assert found.jobs == run("gandiva", None, trace, SHARED, rate=rate).jobs
     times = sorted({t for each in found.jobs for s in each.segments for t in (s.start_seconds, s.end_seconds)})
     done = dict.fromkeys((job.id for job in trace), 0.0)
     for start, end in itertools.pairwise(times):

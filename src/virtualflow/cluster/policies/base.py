@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import Job, JobState
 from virtualflow.cluster.snapshot import Snapshot
 
 ANY = "*"  # a device type for policies that only count
@@ -76,8 +76,8 @@ class Policy(ABC):
         """The place of a waiting job in the queue: the smallest is first."""
         return (state.job.arrival_seconds,)
 
-    def forget(self, job_id: str) -> None:  # noqa: B027, few policies keep anything
-        """What was known of a job is out of date: its priority or its demand has changed."""
+    def forget(self, before: Job) -> None:  # noqa: B027, few policies keep anything
+        """What was known of a job is out of date: its priority, demand, least or length has changed from that."""
 
     @abstractmethod
     def allocate(self, snapshot: Snapshot) -> Decision: ...

@@ -10,12 +10,14 @@ from virtualflow.cluster.policies.gavel import Entry, Gavel
 from virtualflow.cluster.program import Floats, fewest_seconds, least_ratio
 from virtualflow.cluster.snapshot import Snapshot
 
+AS_GOOD_AS_DONE = 1e-6  # of a job's steps: with less left, ratios would be those of rounding
+
 
 class _Finish(Gavel):
     needs_progress = True
 
     def work(self, entries: Sequence[Entry]) -> Floats:
-        return np.array([max(entry.state.steps_left, 1e-9) for entry in entries])
+        return np.array([max(entry.state.steps_left, AS_GOOD_AS_DONE * entry.state.job.steps) for entry in entries])
 
 
 class Makespan(_Finish):
@@ -34,7 +36,7 @@ class FinishTimeFairness(_Finish):
 
     def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
         program, work = self.program(entries, snapshot), self.work(entries)
-        elapsed = np.array([snapshot.now - entry.state.job.arrival_seconds for entry in entries])
+        elapsed = np.array([max(0.0, snapshot.now - entry.state.job.arrival_seconds) for entry in entries])
         isolated = np.array([isolated_speed(entry, len(entries), snapshot) for entry in entries])
         return least_ratio(program, elapsed, work, elapsed + work / isolated).shares
 

@@ -64,6 +64,7 @@ class Gandiva(Policy):
             self._to_the_end(started)
             if not overload:
                 self._move_out(runs, states, free, snapshot)
+                self._complete(runs, states, free, snapshot)
         grants = self._grants(runs, states)
         for name in grants:
             self._steps[name] = states[name].steps_done
@@ -73,7 +74,11 @@ class Gandiva(Policy):
         """Forget jobs that ended; new ones come after those that wait and before those that run."""
         names = [name for name in (*self._ring, *states) if name in states]
         self._ring = dict.fromkeys(sorted(names, key=lambda name: bool(states[name].devices)))
-        self._guests = {host: guest for host, guest in self._guests.items() if host in states and guest in states}
+        self._guests = {
+            host: guest
+            for host, guest in self._guests.items()
+            if host in states and guest in states and states[host].job.demand == states[guest].job.demand == 1
+        }
         self._trials &= set(self._guests.values())
         self._steps = {name: steps for name, steps in self._steps.items() if name in states}
 
@@ -96,6 +101,17 @@ class Gandiva(Policy):
         for host, guest in list(self._guests.items()):
             if self._run([guest], runs, states, free, snapshot):
                 del self._guests[host]
+
+    def _complete(
+        self, runs: dict[str, dict[str, int]], states: dict[str, JobState], free: dict[str, int], snapshot: Snapshot
+    ) -> None:
+        """Who has lost devices, or asks for more than before, gets its full demand, if all that it lacks is free."""
+        for name, counts in runs.items():
+            for kind, count in counts.items() if len(counts) == 1 else ():
+                more = min(states[name].job.demand, snapshot.capacity[kind]) - count
+                if 0 < more <= free[kind]:
+                    free[kind] -= more
+                    runs[name] = {kind: count + more}
 
     def _units(self) -> Iterator[str]:
         """Who takes turns: jobs alone, and for two that are packed, the host."""
@@ -124,7 +140,7 @@ class Gandiva(Policy):
             state = states[name]
             for kind in sorted(free, key=lambda kind: kind not in state.counts):
                 demand = min(state.job.demand, snapshot.capacity[kind])
-                if demand and demand <= free[kind] and snapshot.throughput.usable(state.job, kind):
+                if state.job.least <= demand <= free[kind] and snapshot.throughput.usable(state.job, kind):
                     free[kind] -= demand
                     runs[name] = {kind: demand}
                     started.append(name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -63,6 +63,12 @@ class Entry:
         self.seconds = [GAVEL_ROUND_SECONDS / 2] * len(self.columns)
         self.deficits = [0.0] * len(self.columns)
 
+    def take_over(self, before: Entry) -> None:
+        """The same job, which asks for something else now: what it had and what it is owed still counts."""
+        if len(before.columns) == len(self.columns):
+            self.solved, self.shares = before.solved, before.shares
+            self.seconds, self.deficits = before.seconds, before.deficits
+
     def renew(self, shares: Sequence[float], passed: float) -> None:
         """Take on new shares, and remember how far the old ones were from being carried out."""
         for place, share in enumerate(self.shares):
@@ -87,9 +93,13 @@ class Gavel(Policy):
         self._capacity: dict[str, int] = {}
         self._order: list[str] = []
         self._changed = False
+        self._stale: set[str] = set()  # entries of jobs that have changed since
         self._solved_seconds: float | None = None
         self._began = 0.0
         self._ran: dict[str, int] = {}  # the column of each job of the last round
+
+    def forget(self, before: Job) -> None:
+        self._stale.add(before.id)
 
     @abstractmethod
     def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
@@ -172,7 +182,7 @@ class Gavel(Policy):
                 self._entries[name].seconds[place] += now - self._began
 
     def _meet(self, snapshot: Snapshot) -> None:
-        """Forget jobs that ended, and note those that came; all anew if devices did."""
+        """Forget jobs that ended, and note those that came or changed; all anew if devices did."""
         if dict(snapshot.capacity) != self._capacity:
             self._capacity = dict(snapshot.capacity)
             self._order = _in_order(self._capacity) if self._compat else list(self._capacity)
@@ -181,12 +191,19 @@ class Gavel(Policy):
             there = {state.id: state for state in snapshot.jobs()}
             self._entries = {name: entry for name, entry in self._entries.items() if name in there}
             for name, state in there.items():
-                if name not in self._entries:
-                    self._entries[name] = self._entry(state, snapshot)
+                before = self._entries.get(name)
+                if before is None or name in self._stale:
+                    self._entries[name] = entry = self._entry(state, snapshot)
+                    if before is not None:
+                        entry.take_over(before)
+            self._stale.clear()
 
     def _entry(self, state: JobState, snapshot: Snapshot) -> Entry:
         columns = self.columns(state, snapshot)
         values = np.array(self.values(state.job, columns, snapshot))
+        for place, column in enumerate(columns):
+            if column.devices < state.job.least:  # it would rather wait
+                columns[place], values[place] = replace(column, steps_per_second=0.0, worth=0.0), 0.0
         usage = np.array([[float(column.counts.get(name, 0)) for name in self._capacity] for column in columns])
         return Entry(state, columns, values, usage)
 

@@ -19,7 +19,10 @@ class Las(Gavel):
         return max_min(self.program(entries, snapshot)).shares
 
     def values(self, job: Job, columns: Sequence[Column], snapshot: Snapshot) -> list[float]:
-        scale = 1 / (job.priority * self.usual_speed(columns, snapshot))
+        usual = self.usual_speed(columns, snapshot)
+        if not usual:  # all devices that it can use are lost
+            return [0.0] * len(columns)
+        scale = 1 / (job.priority * usual)
         return [column.worth * scale for column in columns]
 
     def usual_speed(self, columns: Sequence[Column], snapshot: Snapshot) -> float:
@@ -27,7 +30,7 @@ class Las(Gavel):
         alone = [(column.steps_per_second, name) for column in columns for name in _only(column)]
         if self.options.compat == PAPER:
             return sum(speed for speed, _ in alone) / len(alone)
-        return sum(speed * snapshot.capacity[name] for speed, name in alone) / snapshot.devices
+        return sum(speed * snapshot.capacity[name] for speed, name in alone) / max(1, snapshot.devices)
 
 
 class LasAgnostic(Las):

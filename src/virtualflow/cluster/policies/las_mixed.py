@@ -61,7 +61,7 @@ class LasMixed(Las):
             if offer == before.counts:
                 continue
             after = _on(job, offer, snapshot)
-            if after.steps_per_second > most * before.steps_per_second:
+            if after.devices >= job.least and after.steps_per_second > most * before.steps_per_second:
                 best, most = (name, before, after), after.steps_per_second / before.steps_per_second
         if best is None:
             return False
@@ -115,7 +115,17 @@ def _on(job: Job, offer: Mapping[str, int], snapshot: Snapshot) -> Column:
     is that a job can have both at the same time.
     """
     speed = snapshot.speed(job, offer)
-    counts = dict(speed.used) or dict(offer)
+    counts = dict(speed.used) or _at_most(job.demand, offer)
     parts = [(count, snapshot.steps_per_second(job, kind, count)) for kind, count in counts.items()]
-    mean = sum(count * part for count, part in parts) / sum(part for _, part in parts)
+    total = sum(part for _, part in parts)
+    mean = sum(count * part for count, part in parts) / total if total else 0.0
     return Column(counts, speed.steps_per_second, mean * speed.steps_per_second)
+
+
+def _at_most(demand: int, offer: Mapping[str, int]) -> dict[str, int]:
+    """What a job takes of an offer if nobody knows better: no more than it asked for."""
+    taken: dict[str, int] = {}
+    for kind, count in offer.items():
+        if part := min(count, demand - sum(taken.values())):
+            taken[kind] = part
+    return taken

@@ -42,7 +42,8 @@ class Optimus(Policy):
         changed = []
         for device_type, states in self._by_type(snapshot).items():
             times = [_times(state, device_type, snapshot) for state in states]
-            for state, count in zip(states, shared_out(times, snapshot.capacity[device_type]), strict=True):
+            counts = shared_out(times, snapshot.capacity[device_type], [state.job.least for state in states])
+            for state, count in zip(states, counts, strict=True):
                 grants.pop(state.id, None)
                 if state.counts != {device_type: count}:
                     changed.append((state.id, Grant({device_type: count})))
@@ -50,25 +51,27 @@ class Optimus(Policy):
         return Decision(grants | dict(changed))
 
     def _by_type(self, snapshot: Snapshot) -> dict[str, list[JobState]]:
-        """Who runs, and on which type: first come, first served, one device each."""
+        """Who runs, and on which type: first come, first served, one device each, or as many as it needs at least."""
         free = dict(snapshot.capacity)
         found: dict[str, list[JobState]] = {name: [] for name in free}
         for state in sorted(snapshot.jobs(), key=lambda state: (state.job.arrival_seconds, state.id)):
-            speeds = {name: snapshot.steps_per_second(state.job, name, 1) for name in free if free[name]}
+            speeds = {
+                name: snapshot.steps_per_second(state.job, name, 1) for name in free if free[name] >= state.job.least
+            }
             if any(speeds.values()):
                 best = max(speeds, key=lambda name: speeds[name])
                 found[best].append(state)
-                free[best] -= 1
+                free[best] -= state.job.least
         return found
 
 
-def shared_out(times: Sequence[Sequence[float]], devices: int) -> list[int]:
+def shared_out(times: Sequence[Sequence[float]], devices: int, least: Sequence[int] | None = None) -> list[int]:
     """How many devices each job gets, at least one: *times* has the seconds to its end on 1, 2, 3, ... of them."""
-    counts = [1] * len(times)
-    left = devices - len(times)
+    counts = [1] * len(times) if least is None else list(least)
+    left = devices - sum(counts)
     gains: list[tuple[float, int, int]] = []
     for place in range(len(times)):
-        _offer(gains, place, times[place], 1, left)
+        _offer(gains, place, times[place], counts[place], left)
     while gains:
         _, place, step = heapq.heappop(gains)
         if step <= left:

@@ -7,7 +7,8 @@ gets what it lacks, before those that wait, once all of that is free.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from virtualflow.cluster.job import JobState
@@ -32,6 +33,8 @@ class Priority(Policy):
         grants = self._completed(snapshot, free) if snapshot.lacking and snapshot.idle else {}
         waiting = iter(snapshot.queue)
         for state in waiting:
+            if not snapshot.within_reach(state.job):
+                continue  # its turn comes when devices are back
             counts = snapshot.fill(state.job, state.job.demand, free)
             if counts is None:
                 if self.options.backfill:
@@ -58,30 +61,60 @@ class Priority(Policy):
         free: dict[str, int],
     ) -> None:
         """Start jobs that end before *first* could begin, or that leave enough devices for it even so (EASY)."""
-        begin, spare = self._reservation(snapshot, first, grants, sum(free.values()))
+        promise = self._promise(snapshot, first, grants, free)
         for state in waiting:
             if not any(free.values()):
                 break
-            in_time = snapshot.now + snapshot.seconds_left(state) <= begin
-            if not in_time and state.job.demand > spare:
-                continue
-            counts = snapshot.fill(state.job, state.job.demand, free)
+            counts = self._passing(snapshot, state, promise, free)
             if counts is not None:
                 grants[state.id] = Grant(counts)
-                spare -= 0 if in_time else state.job.demand
 
-    def _reservation(
-        self, snapshot: Snapshot, first: JobState, grants: dict[str, Grant], idle: int
-    ) -> tuple[float, int]:
-        """When enough devices will be free for *first*, and how many more than it needs. Types are not told apart."""
-        had = {state.id: state.allocation for state in snapshot.running.values()}
-        has = had | {job_id: sum(grant.counts.values()) for job_id, grant in grants.items()}
-        ends = [
-            (snapshot.now + snapshot.seconds_left(state), has[state.id]) for state in snapshot.jobs() if state.id in has
-        ]
-        needed = min(first.job.demand, snapshot.devices)
-        for seconds, devices in sorted(ends):
+    def _passing(
+        self, snapshot: Snapshot, state: JobState, promise: Promise, free: dict[str, int]
+    ) -> dict[str, int] | None:
+        """What a job may take out of *free*, if it may pass."""
+        left = dict(free)
+        counts = snapshot.fill(state.job, state.job.demand, left)
+        if counts is not None and snapshot.end_seconds(state, counts) > promise.seconds:
+            left = promise.spared(free)
+            counts = snapshot.fill(state.job, state.job.demand, left)
+            promise.spare -= sum(count for name, count in (counts or {}).items() if name in promise.types)
+        for name, count in (counts or {}).items():
+            free[name] -= count
+        return counts
+
+    def _promise(self, snapshot: Snapshot, first: JobState, grants: dict[str, Grant], free: dict[str, int]) -> Promise:
+        """When enough devices that *first* can use will be free, on what running jobs really have."""
+        types = snapshot.types_for(first.job)
+        needed = min(first.job.demand, sum(snapshot.capacity[name] for name in types))
+        has = {state.id: state.counts for state in snapshot.running.values()}
+        has |= {job_id: grant.counts for job_id, grant in grants.items()}
+        ends = sorted(
+            (snapshot.end_seconds(state, has[state.id]), sum(has[state.id].get(name, 0) for name in types))
+            for state in snapshot.jobs()
+            if state.id in has
+        )
+        idle = sum(free[name] for name in types)
+        for seconds, devices in ends:
             idle += devices
             if idle >= needed:
-                return seconds, idle - needed
-        return snapshot.now, 0
+                return Promise(seconds, frozenset(types), idle - needed)
+        return Promise(snapshot.now, frozenset(types), 0)
+
+
+@dataclass(slots=True)
+class Promise:
+    """To the first in line: it begins at that time, and does not need *spare* of the devices that it could use then."""
+
+    seconds: float
+    types: frozenset[str]
+    spare: int
+
+    def spared(self, free: Mapping[str, int]) -> dict[str, int]:
+        """What others may have of *free* for as long as they like."""
+        left, found = self.spare, dict(free)
+        for name in found:
+            if name in self.types:
+                found[name] = min(left, found[name])
+                left -= found[name]
+        return found

@@ -24,10 +24,13 @@ class Claim(NamedTuple):
     demand: int
     least: int
     kind: Kind
+    types: frozenset[str] = frozenset()  # of devices that it can use, where there are several
 
     @classmethod
-    def of(cls, weight: float, arrival_seconds: float, demand: int, least: int = 1) -> Claim:
-        return cls(weight, arrival_seconds, demand, least, (weight, demand, least))
+    def of(
+        cls, weight: float, arrival_seconds: float, demand: int, least: int = 1, types: frozenset[str] = frozenset()
+    ) -> Claim:
+        return cls(weight, arrival_seconds, demand, least, (weight, demand, least), types)
 
 
 Split = Callable[[Sequence[Claim], int], list[int]]
@@ -76,21 +79,27 @@ def fair(kinds: Mapping[Kind, int], devices: int) -> dict[Kind, float]:
 
     *kinds* counts the claims by weight, demand and least.
     """
+    found = level(kinds, devices)
+    return {kind: min(float(kind[1]), max(float(kind[2]), found * kind[0])) for kind in kinds}
+
+
+def level(kinds: Mapping[Kind, int], devices: int) -> float:
+    """What a weight of 1 is worth if claims of these kinds share so many devices."""
     # The sum grows with the level, at a slope that changes where a claim leaves its least and meets its demand.
     bends: list[tuple[float, float]] = []
     for (weight, demand, least), count in kinds.items():
         if demand > least:
             bends += [(least / weight, weight * count), (demand / weight, -weight * count)]
     bends.sort()
-    total, slope, level = float(sum(least * count for (_, _, least), count in kinds.items())), 0.0, 0.0
+    total, slope, found = float(sum(least * count for (_, _, least), count in kinds.items())), 0.0, 0.0
     for at, change in bends:
-        if total + slope * (at - level) >= devices:
+        if total + slope * (at - found) >= devices:
             break
-        total += slope * (at - level)
-        level, slope = at, slope + change
+        total += slope * (at - found)
+        found, slope = at, slope + change
     if total < devices and slope > 0:
-        level += (devices - total) / slope
-    return {kind: min(float(kind[1]), max(float(kind[2]), level * kind[0])) for kind in kinds}
+        found += (devices - total) / slope
+    return found
 
 
 def powers_of_two(claims: Sequence[Claim], devices: int) -> list[int]:

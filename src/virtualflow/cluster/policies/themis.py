@@ -33,6 +33,7 @@ from virtualflow.cluster.snapshot import Snapshot
 FAIRNESS = 0.8  # f: the part of the jobs that may not bid
 LEASE_SECONDS = 1200.0
 SOON = 1e-6  # seconds
+FAIREST = 1e-9  # no rho is smaller: bids are finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class App:
     @property
     def devices(self) -> int:
         return sum(lease.count for lease in self.leases)
+
+    @property
+    def fewest_more(self) -> int:
+        """Of fewer devices than that it would make no use."""
+        return max(1, self.state.job.least - self.devices)
 
 
 class Themis(Policy):
@@ -102,6 +108,8 @@ class Themis(Policy):
             app.leases = tuple(lease for lease in app.leases if lease.until > now + SOON)
             if app.devices > state.allocation:  # some were lost
                 app.leases = (Lease(state.allocation, app.leases[-1].until),) if state.allocation else ()
+            if app.devices < state.job.least:  # it would rather wait than have so few
+                app.leases = ()
             if not app.leases:
                 app.device_type = None
 
@@ -109,19 +117,23 @@ class Themis(Policy):
         apps = [app for app in self._apps.values() if self._wants(app, device_type, snapshot)]
         apps.sort(key=lambda app: self._rank(app, snapshot))
         number = min(len(apps), devices, math.ceil((1 - self._fairness) * len(self._apps)))
-        bidders, others = apps[:number], apps[number:]
+        bidders = _that_fit(apps, number, devices)
+        others = [app for app in apps if app not in bidders]
         tables = [self._bid(app, device_type, devices, snapshot) for app in bidders]
         left = devices
         for app, share in zip(bidders, partial_allocation(tables, devices), strict=True):
             count = math.floor(share) + (self._chance.random() < share - math.floor(share))
+            if 0 < app.devices + count < app.state.job.least:
+                count = app.fewest_more  # no payment takes what it can't do without
             left -= self._lease(app, device_type, count, snapshot.now)
-        while left and (takers := self._takers(others, device_type, snapshot)):
-            left -= self._lease(self._chance.choice(takers), device_type, 1, snapshot.now)
-        while left and (takers := self._takers(bidders, device_type, snapshot)):
-            left -= self._lease(takers[0], device_type, 1, snapshot.now)
+        while left and (takers := self._takers(others, device_type, left, snapshot)):
+            app = self._chance.choice(takers)
+            left -= self._lease(app, device_type, app.fewest_more, snapshot.now)
+        while left and (takers := self._takers(bidders, device_type, left, snapshot)):
+            left -= self._lease(takers[0], device_type, takers[0].fewest_more, snapshot.now)
 
-    def _takers(self, apps: Sequence[App], device_type: str, snapshot: Snapshot) -> list[App]:
-        return [app for app in apps if self._wants(app, device_type, snapshot)]
+    def _takers(self, apps: Sequence[App], device_type: str, left: int, snapshot: Snapshot) -> list[App]:
+        return [app for app in apps if app.fewest_more <= left and self._wants(app, device_type, snapshot)]
 
     def _wants(self, app: App, device_type: str, snapshot: Snapshot) -> bool:
         if app.device_type is None:
@@ -145,24 +157,28 @@ class Themis(Policy):
         """1 / rho with 0, 1, 2, ... devices more."""
         most = min(devices, app.state.job.demand - app.devices)
         speeds = (self._speed(app, device_type, app.devices + more, snapshot) for more in range(most + 1))
-        return [1 / self._rho(app, speed, snapshot) for speed in speeds]
+        bids = [1 / self._rho(app, speed, snapshot) for speed in speeds]
+        too_few = range(max(0, app.state.job.least - app.devices))  # worth nothing
+        return [0.0 if more in too_few else bid for more, bid in enumerate(bids)]
 
     def _rho(self, app: App, speed: float, snapshot: Snapshot) -> float:
         if not speed:
             return math.inf
-        elapsed = snapshot.now - app.state.job.arrival_seconds
-        return (elapsed + app.state.steps_left / speed) / self.independent_seconds(app, snapshot)
+        elapsed = max(0.0, snapshot.now - app.state.job.arrival_seconds)
+        rho = (elapsed + app.state.steps_left / speed) / self.independent_seconds(app, snapshot)
+        return max(FAIREST, rho)
 
     def independent_seconds(self, app: App, snapshot: Snapshot) -> float:
         """How long the job takes on a 1/N share of the devices, of the type where that is fastest."""
-        elapsed = snapshot.now - app.state.job.arrival_seconds
+        elapsed = max(0.0, snapshot.now - app.state.job.arrival_seconds)
         crowd = (self._crowd - app.crowd) / elapsed if elapsed > SOON else float(len(self._apps))
         best = 0.0
         for device_type, capacity in snapshot.capacity.items():
             share = capacity / max(1.0, crowd)
             whole = max(1, min(math.floor(share), app.state.job.demand))
             best = max(best, min(1.0, share) * self._speed(app, device_type, whole, snapshot))
-        return app.state.job.steps / best
+        # Where not even one device of its share can be used, its own speed has to do.
+        return app.state.job.steps / (best or snapshot.fastest(app.state.job))
 
     def _speed(self, app: App, device_type: str, count: int, snapshot: Snapshot) -> float:
         return snapshot.steps_per_second(app.state.job, device_type, count)
@@ -174,6 +190,16 @@ class Themis(Policy):
             return None
         self._asked = due
         return due
+
+
+def _that_fit(apps: Sequence[App], number: int, devices: int) -> list[App]:
+    """The first *number* of those who can all have what they need at least: who gets nothing makes every product 0."""
+    found: list[App] = []
+    for app in apps:
+        if len(found) < number and app.fewest_more <= devices:
+            found.append(app)
+            devices -= app.fewest_more
+    return found
 
 
 def partial_allocation(tables: Sequence[Sequence[float]], devices: int) -> list[float]:

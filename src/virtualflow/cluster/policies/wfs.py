@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from operator import lt
 from typing import Any
 
-from virtualflow.cluster.job import JobState
-from virtualflow.cluster.policies import shares
-from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
+from virtualflow.cluster.job import Job, JobState
+from virtualflow.cluster.policies import shares, typed
+from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.policies.shares import Claim
 from virtualflow.cluster.snapshot import Snapshot
 
+LIGHTEST = 1e-12  # no weight is 0, however slow a job is
 WORTH_MOVING = 1.1  # a smaller gain in speed is not worth a restart on other devices
 
 
@@ -32,11 +33,12 @@ class Wfs(Policy):
         self._split = shares.rounding(options.round)
         self._any_number = options.round == "any"
         self._known: dict[str, Claim] = {}
-        self._forgotten: dict[str, Claim] = {}  # until it is known whether they still hold
+        self._forgotten: dict[str, Job] = {}  # as they were, until it is known whether their claims still hold
+        self._devices = 0  # that there were the last time
 
-    def forget(self, job_id: str) -> None:
-        if (claim := self._known.pop(job_id, None)) is not None:
-            self._forgotten[job_id] = claim
+    def forget(self, before: Job) -> None:
+        self._known.pop(before.id, None)
+        self._forgotten.setdefault(before.id, before)
 
     def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
         return (-self.weight(state, snapshot), state.job.arrival_seconds)
@@ -55,12 +57,15 @@ class Wfs(Policy):
         """Everyone's full demand, if there are devices for that: what the shares would come to, found at once."""
         if snapshot.lacking or not self._any_number:
             return None
-        grants, idle = {}, snapshot.idle
+        grants, idle, types = {}, snapshot.idle, len(snapshot.capacity)
         for state in snapshot.queue:
             idle -= state.job.demand
-            if idle < 0:
+            if idle < 0 or (types > 1 and len(snapshot.types_for(state.job)) < types):
                 return None
             grants[state.id] = Grant.of(state.job.demand)
+        if types > 1 and grants and not typed.is_plain(self._claims_of(snapshot), snapshot.capacity):
+            return None
+        self._devices = snapshot.devices
         return grants
 
     def _trade_up(self, snapshot: Snapshot) -> dict[str, Grant]:
@@ -85,39 +90,84 @@ class Wfs(Policy):
         return grants
 
     def _shared(self, snapshot: Snapshot) -> dict[str, Grant]:
-        devices = snapshot.devices
-        if len(snapshot.running) == devices and not snapshot.idle:
+        disturbed = self._is_disturbed(snapshot)
+        if len(snapshot.running) == snapshot.devices and not snapshot.idle:
             return {}  # one each: nobody can give, so nobody can be admitted
         states, claims = list(snapshot.running.values()), self._claims_of(snapshot)
-        suspended: list[JobState] = []
-        if sum(claim.least for claim in claims) > devices:  # some devices were lost: the last in line wait
-            states, claims, suspended = _that_fit(states, claims, devices)
+        disturbed |= self._has_new_claims(snapshot)
         had = [state.allocation for state in states]
-        shares_changed = self._has_new_weights()
-        held = self._fit(claims, had, devices) if snapshot.idle or suspended or shares_changed else had
-        for state in () if suspended else snapshot.queue:
+        if snapshot.idle or disturbed:
+            held = self._as_placed(states, claims, self._fit(claims, had, snapshot), snapshot)
+        else:
+            held = had
+        blocked: frozenset[str] = frozenset()  # types for which someone further in front waits
+        for state in snapshot.queue:
+            if not snapshot.within_reach(state.job):
+                continue  # its turn comes when devices are back
             candidate = self._claim(state, snapshot)
-            if sum(claim.least for claim in claims) + candidate.least > devices:
-                break
-            shared = self._fit([*claims, candidate], [*held, 0], devices)
-            if self._costs_a_higher_one(candidate, claims, held, shared):
-                break
+            if candidate.types and candidate.types <= blocked:
+                continue
+            shared = self._with(candidate, claims, held, snapshot)
+            if shared is not None:
+                shared = self._as_placed([*states, state], [*claims, candidate], shared, snapshot)
+            if shared is None or not shared[-1]:  # all that it can use is with higher priorities, which need not move
+                blocked |= candidate.types
+                if len(blocked) == len(snapshot.capacity) or not candidate.types:
+                    break
+                continue
             states.append(state)
             claims.append(candidate)
             self._known[state.id] = candidate
             had, held = [*had, 0], shared
+        if not typed.is_plain(claims, snapshot.capacity):
+            return self._placed(states, claims, held, snapshot)
         if self._any_number:
             shares.protect(claims, had, held)  # over all admissions together
-        grants = {state.id: NOTHING for state in suspended}
-        for state, before, count in zip(states, had, held, strict=True):
-            if count != before:
-                grants[state.id] = Grant.of(count)
-        return grants
+        return {
+            state.id: Grant.of(count) for state, before, count in zip(states, had, held, strict=True) if count != before
+        }
 
-    def _has_new_weights(self) -> bool:
+    def _with(
+        self, candidate: Claim, claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
+    ) -> list[int] | None:
+        """Everyone's share if a job were admitted; None if it can't be, or not without cost to a higher priority."""
+        everyone = [*claims, candidate]
+        if not typed.can_all_live(everyone, snapshot.capacity):
+            return None
+        shared = self._fit(everyone, [*held, 0], snapshot)
+        return None if self._costs_a_higher_one(candidate, claims, held, shared) else shared
+
+    def _as_placed(
+        self, states: Sequence[JobState], claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
+    ) -> list[int]:
+        """What shares come to on devices that the jobs can use."""
+        if typed.is_plain(claims, snapshot.capacity):
+            return list(held)
+        places = typed.Places(claims, [state.counts for state in states], snapshot.capacity)
+        return [sum(counts.values()) for counts in places.find(held, fill=False)]
+
+    def _placed(
+        self, states: Sequence[JobState], claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
+    ) -> dict[str, Grant]:
+        """Where some jobs can't use every type, those who can make room for them."""
+        places = typed.Places(claims, [state.counts for state in states], snapshot.capacity)
+        found = places.find(held, fill=self._any_number)
+        return {
+            state.id: Grant(counts) for state, counts in zip(states, found, strict=True) if counts != dict(state.counts)
+        }
+
+    def _is_disturbed(self, snapshot: Snapshot) -> bool:
+        """Whether devices were lost since the last time: who happened to be on them is not the one to pay for that."""
+        before, self._devices = self._devices, snapshot.devices
+        return snapshot.devices < before
+
+    def _has_new_claims(self, snapshot: Snapshot) -> bool:
         """Whether a running job's owner has changed his mind, so that the others' shares change too."""
         before, self._forgotten = self._forgotten, {}
-        return any(name in self._known and self._known[name].weight != claim.weight for name, claim in before.items())
+        return any(
+            name in self._known and self._known[name] != self._claim(JobState(job), snapshot)
+            for name, job in before.items()
+        )
 
     def _costs_a_higher_one(
         self, candidate: Claim, claims: Sequence[Claim], held: Sequence[int], shared: Sequence[int]
@@ -136,9 +186,25 @@ class Wfs(Policy):
         return claims
 
     def _claim(self, state: JobState, snapshot: Snapshot) -> Claim:
-        return Claim.of(self.weight(state, snapshot), state.job.arrival_seconds, state.job.demand, state.job.least)
+        job = state.job
+        return Claim.of(
+            self.weight(state, snapshot), job.arrival_seconds, job.demand, job.least, self._types(state, snapshot)
+        )
 
-    def _fit(self, claims: Sequence[Claim], before: Sequence[int], devices: int) -> list[int]:
+    def _types(self, state: JobState, snapshot: Snapshot) -> frozenset[str]:
+        return frozenset() if len(snapshot.capacity) == 1 else frozenset(snapshot.types_for(state.job))
+
+    def _fit(self, claims: Sequence[Claim], before: Sequence[int], snapshot: Snapshot) -> list[int]:
+        if typed.is_plain(claims, snapshot.capacity):
+            return self._fit_group(claims, before, snapshot.devices)
+        after = [0] * len(claims)
+        for places, devices in typed.groups(claims, snapshot.capacity):
+            some, had = [claims[place] for place in places], [before[place] for place in places]
+            for place, count in zip(places, self._fit_group(some, had, devices), strict=True):
+                after[place] = count
+        return after
+
+    def _fit_group(self, claims: Sequence[Claim], before: Sequence[int], devices: int) -> list[int]:
         if not claims:
             return []
         after = self._split(claims, devices)
@@ -147,28 +213,13 @@ class Wfs(Policy):
         return after
 
 
-def _that_fit(
-    states: Sequence[JobState], claims: Sequence[Claim], devices: int
-) -> tuple[list[JobState], list[Claim], list[JobState]]:
-    """The first in line, as far as the devices go, with their claims; and the others."""
-    order = sorted(zip(claims, states, strict=True), key=lambda pair: (-pair[0].weight, pair[0].arrival_seconds))
-    fit, left, devices_left = [], [], devices
-    for claim, state in order:
-        if claim.least <= devices_left:
-            devices_left -= claim.least
-            fit.append((state, claim))
-        else:
-            left.append(state)
-    return [state for state, _ in fit], [claim for _, claim in fit], left
-
-
 class Sjf(Wfs):
     """Shortest job first: a job's weight falls with the time that it takes as a whole, on its full demand."""
 
     name = "sjf"
 
     def weight(self, state: JobState, snapshot: Snapshot) -> float:
-        return snapshot.fastest(state.job) / state.job.steps
+        return max(LIGHTEST, snapshot.fastest(state.job) / state.job.steps)
 
 
 class Srtf(Wfs):
@@ -178,7 +229,7 @@ class Srtf(Wfs):
     needs_progress = True
 
     def weight(self, state: JobState, snapshot: Snapshot) -> float:
-        return snapshot.fastest(state.job) / max(1.0, state.steps_left)
+        return max(LIGHTEST, snapshot.fastest(state.job) / max(1.0, state.steps_left))
 
 
 def _moved(counts: Mapping[str, int], count: int, old: str, new: str) -> dict[str, int]:
