@@ -91,9 +91,9 @@ class Job:
         with ExitStack() as owned:
             pool = owned.enter_context(_thread(lambda: door.knock("127.0.0.1", self.port, token)))
             self.until(lambda: pool.done)
-            connection, work = pool.value()
+            connection, address, work = pool.value()
             connection.close()
-        assert work == {"spec": "work", "modules": {}}
+        assert (address, work) == ("127.0.0.1", {"spec": "work", "modules": {}})
         assert len(self.admitted) == before + 1
 
     def answers(self) -> None:
@@ -306,7 +306,7 @@ def test_a_tunnel_passes_on_every_byte_both_ways(size: int) -> None:
         socket.create_server(("127.0.0.1", 0)) as listening,
         _thread(lambda: tls.serve(listening.accept()[0], tls.server_context(own))) as serving,
     ):
-        client = tls.connect("127.0.0.1", listening.getsockname()[1], own.fingerprint, 10)
+        client, _ = tls.connect("127.0.0.1", listening.getsockname()[1], own.fingerprint, 10)
         server = serving.value()
     data = os.urandom(size)
     with client, server:

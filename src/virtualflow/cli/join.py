@@ -37,11 +37,11 @@ def join(
         _start_again_with("0")  # what most jobs have
     from virtualflow.runtime import worker  # loads torch, before the job is told that this device is there
 
-    connection, work = door.knock(host, port, token)
+    connection, address_here, work = door.knock(host, port, token)
     with tempfile.TemporaryDirectory(prefix="vf-join-") as folder:
         snapshot = Path(folder) / "snapshot"
         write_modules(snapshot, work["modules"])
-        spec = WorkerSpec.from_json(work["spec"]).elsewhere(connection.getsockname()[0]).in_folder(folder)
+        spec = WorkerSpec.from_json(work["spec"]).elsewhere(address_here).in_folder(folder)
         if spec.hash_seed != hash_seed_here():
             connection.close()
             _start_again_with(spec.hash_seed)

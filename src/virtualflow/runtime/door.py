@@ -106,15 +106,15 @@ class Guest:
         return self.wire.send(answer=self._token.answer("job", str(message.get("nonce"))))
 
 
-def knock(host: str, port: int, token: Token) -> tuple[socket.socket, dict[str, Any]]:
-    """Join the job at *host*: show the token, and return the line with what the worker is to do."""
+def knock(host: str, port: int, token: Token) -> tuple[socket.socket, str, dict[str, Any]]:
+    """Join the job at *host*: show the token; return the line, this machine's address, and what the worker is to do."""
     if not token.fingerprint:
         raise LaunchError(
             "the token file names no certificate, so this machine can't know whether it talks to the job. Copy the "
             "whole file again from the job's machine."
         )
     try:
-        connection = tls.connect(host, port, token.fingerprint, ANSWER_SECONDS)
+        connection, address = tls.connect(host, port, token.fingerprint, ANSWER_SECONDS)
     except OSError as error:
         raise LaunchError(f"no job answers at {host}:{port}: {error}. Is `vf run --listen` running there?") from error
     connection.settimeout(ANSWER_SECONDS)
@@ -138,7 +138,7 @@ def knock(host: str, port: int, token: Token) -> tuple[socket.socket, dict[str, 
         connection.close()
         raise LaunchError(str(work["error"]))
     connection.settimeout(None)
-    return connection, work
+    return connection, address, work
 
 
 def _line(connection: socket.socket) -> dict[str, Any]:

@@ -151,12 +151,16 @@ def serve(connection: socket.socket, context: ssl.SSLContext) -> socket.socket:
     return ours
 
 
-def connect(host: str, port: int, expected: str, seconds: float) -> socket.socket:
-    """The plain end of a tunnel to *host*; LaunchError if its certificate has another fingerprint than *expected*."""
+def connect(host: str, port: int, expected: str, seconds: float) -> tuple[socket.socket, str]:
+    """The plain end of a tunnel to *host*, and this machine's own address there.
+
+    Raises LaunchError if the certificate there has another fingerprint than *expected*.
+    """
     with socket.create_connection((host, port), timeout=seconds) as connection:
         _keep_alive(connection)
         encrypted = client_context().wrap_socket(connection)  # which is the connection's owner from here on
     check(encrypted, f"{host}:{port}", expected)
+    address = str(encrypted.getsockname()[0])
     ours, theirs = socket.socketpair()
 
     def run() -> None:
@@ -164,7 +168,7 @@ def connect(host: str, port: int, expected: str, seconds: float) -> socket.socke
             _pump(theirs, encrypted)
 
     threading.Thread(target=run, daemon=True).start()
-    return ours
+    return ours, address
 
 
 def _keep_alive(connection: socket.socket) -> None:
