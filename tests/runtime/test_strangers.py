@@ -9,6 +9,7 @@ import selectors
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -220,6 +221,28 @@ def test_who_connects_and_says_nothing_keeps_nobody_out(job: Job) -> None:
     job.answers()
     for connection in idle:
         connection.close()
+
+
+def test_who_never_stops_talking_keeps_nobody_from_being_heard(job: Job) -> None:
+    over = threading.Event()
+
+    def flood(connection: socket.socket) -> None:
+        connection.settimeout(0.01)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    connection.sendall(50 * b'{"verb": "status"}\n')
+                with contextlib.suppress(TimeoutError):
+                    connection.recv(1 << 16)
+
+    with verb_connection(job) as connection, _thread(lambda: flood(connection)) as flooding:
+        try:
+            for _ in range(3):
+                job.answers()
+                job.joins()
+        finally:
+            over.set()
+            flooding.value()
 
 
 def test_who_says_nothing_is_let_go_after_a_while(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
