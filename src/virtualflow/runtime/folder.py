@@ -186,7 +186,7 @@ class JobFolder:
         """The checkpoint of another job, or of the script's own, that this one was told to go on from."""
         try:
             given = self.spec().from_checkpoint
-        except (OSError, ValueError, TypeError):  # a damaged folder: others say so
+        except (OSError, DamagedError):  # others say so
             return None
         return Path(given) if given is not None else None
 
