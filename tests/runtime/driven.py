@@ -67,8 +67,9 @@ class Driven:
         self._stream = job.path / STREAM
         if plan:
             (self.folder / "slow").touch()
-        self.coordinator = Coordinator(spec, job, self._backend, printed, self._tick)
-        return Finished(self.coordinator.run(), job.path, printed)
+        with job.locked():
+            self.coordinator = Coordinator(spec, job, self._backend, printed, self._tick)
+            return Finished(self.coordinator.run(), job.path, printed)
 
     @property
     def step(self) -> int:

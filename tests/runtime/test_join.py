@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -110,7 +111,6 @@ def test_workers_join_from_another_host(tmp_path: Path, calm: Certificate) -> No
 def test_nothing_is_accepted_without_the_token(tmp_path: Path) -> None:
     home, token = tmp_path / "home", tmp_path / "token"
     wrong = tmp_path / "wrong"
-    wrong.write_text("0123456789abcdef0123")
     port = free_port()
     hold = tmp_path / "hold"
     hold.touch()
@@ -119,6 +119,7 @@ def test_nothing_is_accepted_without_the_token(tmp_path: Path) -> None:
         try:
             wait_for(home, 1)
             assert oct(token.stat().st_mode & 0o777) == "0o600"
+            wrong.write_text("\n".join(["0123456789abcdef0123", *token.read_text().split()[1:]]))
             refused = subprocess.run([*VF, "join", f"127.0.0.1:{port}", "--token-file", str(wrong)],
                                      capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
             assert refused.returncode == 2
@@ -126,9 +127,10 @@ def test_nothing_is_accepted_without_the_token(tmp_path: Path) -> None:
             with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
                 stranger.sendall(b"\x80\x04garbage\n{}\n")
                 received = b""
-                while data := stranger.recv(4096):
-                    received += data
-            assert set(json.loads(received)) == {"nonce"}  # and then the line is cut
+                with contextlib.suppress(ConnectionResetError):
+                    while data := stranger.recv(4096):
+                        received += data
+            assert b"nonce" not in received  # nothing but TLS's own word for what it can't read
             assert len(status(home)["workers"]) == 1  # type: ignore[arg-type]
         finally:
             coordinator.kill()

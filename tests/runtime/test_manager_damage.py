@@ -513,6 +513,7 @@ def test_an_answer_that_makes_no_sense_is_no_traceback(vf_home: Path) -> None:
             def give(answer: bytes = answer, listening: socket.socket = listening) -> None:
                 connection, _ = listening.accept()
                 with connection:
+                    connection.recv(4096)
                     connection.sendall(answer)
 
             thread = threading.Thread(target=give)

@@ -20,6 +20,7 @@ from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import Mapping, first_mapping, spread
 from virtualflow.core.membership import Change, Handover, Job
 from virtualflow.errors import CoordinatorLostError, PeerLostError
+from virtualflow.runtime.folder import JobFolder
 from virtualflow.runtime.rendezvous import Meetings, TorchGroup
 from virtualflow.runtime.spec import WorkerSpec
 from virtualflow.runtime.turn import Turn
@@ -199,6 +200,8 @@ class Member:
         if not self._training:
             self._end()  # nothing is lost
         try:
+            if self._spec.is_elsewhere and JobFolder(Path(self._spec.job_folder)).is_locked():
+                self._end()  # only the line is gone: the job goes on without this worker
             self._turn = Turn(Path(self._spec.job_folder, "alone"))
         except OSError:
             self._end()  # then no checkpoint can be written, either
