@@ -19,6 +19,7 @@ from virtualflow.runtime.spec import Failure, WorkerSpec
 from virtualflow.runtime.wire import Wire
 
 LAST_WORDS = 4096  # bytes
+MOST_ROUNDS = 16  # in which everyone is heard, before exits are looked at
 
 _log = logging.getLogger("virtualflow")
 
@@ -58,7 +59,7 @@ class Crew:
     """The workers of one job by device: those that *backend* has started, and guests from elsewhere.
 
     Everything happens in ``pump``, which also calls what others have registered with the ``selector``: functions that
-    take in what has come. None of them may block, or raise.
+    take in what has come, and may return whether there was something. None of them may block, or raise.
     """
 
     def __init__(self, backend: Backend, owner: Owner) -> None:
@@ -129,10 +130,16 @@ class Crew:
         return Place(worker.guest_of, worker.process) if worker.guest_of else self._backend.place_of(worker.process)
 
     def pump(self, timeout_seconds: float) -> None:
-        """Take some of what has come, from everyone: who never stops talking keeps nobody from being heard."""
-        for key, _ in self.selector.select(timeout_seconds):
-            if key.fileobj in self.selector.get_map():
-                key.data()
+        """Take what has come: output first, so that a worker's last words precede its end.
+
+        From everyone in turn, and not for ever: who never stops talking keeps nobody from being heard.
+        """
+        ready = [key for key, _ in self.selector.select(timeout_seconds)]
+        for _ in range(MOST_ROUNDS):
+            said = [key.data() for key in ready if key.fileobj in self.selector.get_map()]
+            if not any(said):
+                break
+            ready = [key for key, _ in self.selector.select(0)]
         for end in self._backend.exits(0.0):
             self._note_exit(end)
 
