@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +16,16 @@ from virtualflow.errors import PeerLostError
 from virtualflow.runtime.rendezvous import Meetings, TorchGroup, _listening_addresses
 
 LOOPBACK = "127.0.0.1"
+STRANGER = """
+import socket, struct, sys
+connections = []
+for line in sys.stdin:
+    host, port = line.split()
+    for number in range(2):
+        connections.append(socket.create_connection((host, int(port)), timeout=5))
+        connections[-1].sendall(struct.pack("<q", number))
+    print("connected", flush=True)
+"""
 Word = tuple[str, str, bytes]
 
 
@@ -73,14 +83,16 @@ def test_who_waits_for_a_worker_that_was_lost_is_freed_at_once() -> None:
 
 def test_a_group_that_a_stranger_has_connected_to_is_left_before_anything_is_sent() -> None:
     """Gloo takes whoever connects first, and says the number of a connection, for the worker that it waits for."""
-    strangers: list[socket.socket] = []
+    stranger = subprocess.Popen([sys.executable, "-c", STRANGER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert stranger.stdin is not None
+    assert stranger.stdout is not None
 
     def intrude(word: Word) -> None:
         if word[1] == "0/0":  # where the first one listens: the stranger is there before the others hear of it
-            for address in _listening_addresses():
-                for number in range(2):
-                    strangers.append(socket.create_connection(address, timeout=5))
-                    strangers[-1].sendall(struct.pack("<q", number))
+            for host, port in _listening_addresses():
+                stranger.stdin.write(f"{host} {port}\n".encode())  # type: ignore[union-attr]
+                stranger.stdin.flush()  # type: ignore[union-attr]
+                assert stranger.stdout.readline() == b"connected\n"  # type: ignore[union-attr]
             time.sleep(0.2)
 
     meetings = connected(2, intrude)
@@ -96,5 +108,4 @@ def test_a_group_that_a_stranger_has_connected_to_is_left_before_anything_is_sen
         with ThreadPoolExecutor(2) as pool:
             assert "somebody else has connected in a worker's place" in next(pool.map(outcome, range(2)))
     finally:
-        for stranger in strangers:
-            stranger.close()
+        stranger.communicate()
