@@ -119,3 +119,10 @@ def test_a_defect_in_the_coordinator_costs_no_step(backend: LocalBackend, tmp_pa
     checkpoint = JobFolder(tmp_path / "job" / "job").latest_checkpoint()
     assert checkpoint is not None
     assert torch.load(checkpoint, weights_only=True)["position"]["global_step"] >= 5
+
+
+def test_a_job_whose_fork_server_is_killed_as_it_begins_waits_for_the_next_one(tmp_path: Path) -> None:
+    with LocalBackend() as own:
+        os.kill(own._server.pid, signal.SIGKILL)
+        finished = Driven(own, tmp_path / "job", TRAIN + "print(trainer.digest())\n").run(2)
+        assert finished.digest

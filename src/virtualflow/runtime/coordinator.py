@@ -31,6 +31,7 @@ from virtualflow.runtime.wire import Wire, generation_to_json
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
 TICK_SECONDS = 0.1
 AGAIN_SECONDS = 0.5  # before a worker that could not be started is tried again
+START_SECONDS = 120.0  # for a process to fork the first ones from
 NOTICES = {signal.SIGINT: "\nstopping with a checkpoint; Ctrl-C again stops at once"}
 NOTICE = "told to end: stopping with a checkpoint"
 LATE_STOP = "the workers did not reach a step boundary in time, so the job was stopped without a new checkpoint\n"
@@ -159,7 +160,19 @@ class Coordinator:
             self._host, port = parse_address(self._job.listen)
             self._reception.open_door(self._host, port, Path(self._job.token_file or ""), owned)
         for device in self._job.devices:
-            self._crew.start(self._spec(device, joins=False))
+            self._start_first(device)
+
+    def _start_first(self, device: str) -> None:
+        """Start a worker of the job's first generation, which is there from the beginning or not at all."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self._crew.start(self._spec(device, joins=False))
+                return
+            except NotReadyError:
+                if time.monotonic() > deadline:
+                    raise
+                self._pump(AGAIN_SECONDS)
 
     def _spec(self, device: str, *, joins: bool) -> WorkerSpec:
         job = self._job
