@@ -42,10 +42,10 @@ def test_every_verb_has_a_clear_answer(service: Service, tmp_path: Path) -> None
     running.until_on(2)
     done = service.submit(service_script(tmp_path), name="early")
     done.until_over()
-    paused = service.submit(name="paused")
+    running.until_on(2)
+    paused = service.submit(demand=2, min=2, name="paused")
     paused.ask("pause")
     until(lambda: paused.view()["state"] == "PAUSED")
-    running.until_on(2)
     queued = service.submit(demand=2, min=2, name="queued")
 
     assert "state" in told("describe", running.id)

@@ -210,24 +210,32 @@ def test_neither_a_resume_nor_a_queued_job_starts_with_another_config(tmp_path: 
 
 
 NO_TRAINER = """
-import torch
+import sys, time, torch
+from pathlib import Path
+
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters())
 for _ in range(2):
     model(torch.ones(2)).sum().backward()
     optimizer.step()
+
+trained, devices = Path(sys.argv[1]), int(sys.argv[2])
+with trained.open("a") as file:
+    file.write("x")
+while trained.stat().st_size < devices:
+    time.sleep(0.01)
 """
 
 
 def test_a_script_without_a_trainer_fails_on_several_devices(tmp_path: Path, run_job: Launcher) -> None:
     script = tmp_path / "script.py"
     script.write_text(NO_TRAINER)
-    two = run_job(script, devices=2)
+    two = run_job(script, devices=2, arguments=[str(tmp_path / "two"), "2"])
     assert two.outcome.code == 1
     assert "it has made no Trainer: every device trains a copy of its own" in two.failure
     assert two.err("0").count("warning: every device trains a copy of its own") == 1
     assert two.err("1") == ""
-    one = run_job(script)
+    one = run_job(script, arguments=[str(tmp_path / "one"), "1"])
     assert one.outcome.code == 0
     assert one.err().count("warning: the script has ended, and it has made no Trainer") == 1
 
