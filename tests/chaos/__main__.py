@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.chaos.harness import Chaos, Strike, assert_undisturbed, schedule
+from tests.chaos.harness import AROUND, SIGNALS, Chaos, Strike, assert_undisturbed, schedule
 from tests.chaos.manager import ManagerChaos
+from tests.cli.test_run import alive
 from tests.conftest import Finished, Launcher
 from tests.runtime.managed import SCRIPT
 from virtualflow.core.faults import POINTS
@@ -25,17 +26,18 @@ STEPS = 6 * EPOCHS
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10, help="how long")
+    parser.add_argument("--schedules", type=int, default=10**9, help="how many at most")
     parser.add_argument("--seed", type=int, default=1, help="the first seed; one schedule each")
     parser.add_argument("--manager", action="store_true", help="a manager and its jobs, rather than one job")
     given = parser.parse_args()
     if given.manager:
-        attack_managers(given.seed, given.minutes)
+        attack_managers(given.seed, given.minutes, given.schedules)
         return
     counts: Counter[str] = Counter()
     with LocalBackend() as backend, tempfile.TemporaryDirectory() as folder:
         calm = Chaos(backend, Path(folder) / "calm", devices=1).run(epochs=EPOCHS)
         seed, deadline = given.seed, time.monotonic() + 60 * given.minutes
-        while seed == given.seed or time.monotonic() < deadline:
+        while seed == given.seed or (time.monotonic() < deadline and seed < given.seed + given.schedules):
             counts += attack(backend, Path(folder) / f"seed-{seed}", seed, calm)
             seed += 1
             print(f"seed {seed - 1}: equal; so far {counts.total()} hits", flush=True)
@@ -50,9 +52,16 @@ def attack(backend: LocalBackend, folder: Path, seed: int, calm: Finished) -> Co
     strikes = [*schedule(seed, 6, STEPS, around=True), Strike(4, "resize", devices=chance.randint(6, 8))]
     try:
         finished = chaos.run(
-            sorted(strikes, key=lambda s: s.step), epochs=EPOCHS, faults=faults, save=str(folder / "c.pt")
+            sorted(strikes, key=lambda s: s.step),
+            epochs=EPOCHS,
+            faults=faults,
+            save=str(folder / "c.pt"),
+            loader_workers=seed % 2,
+            daemons=seed % 3 == 0,
         )
         assert_undisturbed(finished, calm)
+        left = [marker.name for marker in (folder / "ids").glob("daemon-*") if alive(int(marker.name.split("-")[1]))]
+        assert not left, f"left behind: {left}"
     except BaseException:
         print(f"seed {seed} FAILED: replay with make chaos SEED={seed} MINUTES=0.1", file=sys.stderr)
         raise
@@ -60,14 +69,14 @@ def attack(backend: LocalBackend, folder: Path, seed: int, calm: Finished) -> Co
     return Counter(hit) + chaos.done
 
 
-def attack_managers(first: int, minutes: float) -> None:
+def attack_managers(first: int, minutes: float, schedules: int) -> None:
     """One schedule after another, each with a manager of its own."""
     counts: Counter[str] = Counter()
     jobs, seed, deadline = 0, first, time.monotonic() + 60 * minutes
     with LocalBackend() as backend, tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "calm").mkdir()
         calm = Launcher(backend, Path(folder))(SCRIPT, 1, [str(Path(folder) / "calm")]).digest
-        while seed == first or time.monotonic() < deadline:
+        while seed == first or (time.monotonic() < deadline and seed < first + schedules):
             chaos = ManagerChaos(Path(folder) / f"seed-{seed}", seed, rounds=2)
             try:
                 chaos.run(calm)
@@ -103,7 +112,7 @@ def aimed(seed: int, chance: random.Random) -> list[tuple[str, str, int]]:
 
 def report(counts: Counter[str], schedules: int) -> None:
     print(f"{schedules} schedules, all equal to the undisturbed run")
-    for point in (*POINTS, "kill", "stop", "term", "resize", "server", "stranger"):
+    for point in (*POINTS, *SIGNALS, "resize", *AROUND):
         print(f"{counts[point]:6d}  {point}")
 
 

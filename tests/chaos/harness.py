@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.cli.test_run import descendants
 from tests.conftest import Finished, Printed
 from virtualflow.core.certificate import compare
 from virtualflow.events import STREAM, StepDone, parse
@@ -20,6 +23,9 @@ from virtualflow.runtime.folder import JobFolder, JobSpec
 from virtualflow.runtime.local import LocalBackend
 
 JOB = Path(__file__).with_name("job.py")
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+AROUND = ("server", "loader", "stranger", "damage", "descriptors")
+WITHOUT_DESCRIPTORS_TICKS = 50
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Strike:
     """What happens once the job has made *step* steps: to the *victim*-th worker, or to the number of devices."""
 
     step: int
-    kind: str  # "kill", "stop", "term", "resize"; "server" kills the fork server, "stranger" sends random bytes
+    kind: str  # one of SIGNALS to a worker, "resize", or one of AROUND: see `Chaos`
     victim: int = 0
     devices: int = 0
 
@@ -35,7 +41,7 @@ class Strike:
 def schedule(seed: int, strikes: int, steps: int, *, around: bool = False) -> list[Strike]:
     """A random schedule, the same for the same *seed*; with strikes at what is *around* the workers, too."""
     chance = random.Random(seed)
-    kinds = ["kill"] * 4 + ["resize"] * 4 + ["term", "stop"] + ["server", "stranger"] * around
+    kinds = ["kill"] * 4 + ["resize"] * 4 + ["term", "stop"] + [*AROUND] * around
     made = []
     for _ in range(strikes):
         kind = chance.choice(kinds)
@@ -63,6 +69,15 @@ class Chaos:
         self.done: Counter[str] = Counter()
         self._position = 0
         self._step = 0
+        self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._ticks_without = 0
+        self._around: dict[str, Callable[[random.Random], None]] = {
+            "server": lambda _: os.kill(backend._server.pid, signal.SIGKILL),
+            "loader": self._kill_helper,
+            "stranger": self._send_garbage,
+            "damage": self._damage_file,
+            "descriptors": self._take_descriptors,
+        }
 
     def run_held(self, strikes: list[Strike]) -> Finished:
         """Run so that all *strikes* have had their effect before the job ends."""
@@ -85,10 +100,18 @@ class Chaos:
         printed = Printed()
         self._left = list(strikes)
         self._coordinator = Coordinator(spec, self.folder, self._backend, printed, self._tick)
-        outcome = self._coordinator.run()
+        try:
+            outcome = self._coordinator.run()
+        finally:
+            self._give_descriptors_back()
         return Finished(outcome, self.folder.path, printed)
 
     def _tick(self) -> None:
+        if self._ticks_without:
+            self._ticks_without -= 1
+            if self._ticks_without:
+                return
+            self._give_descriptors_back()
         stream = self.folder.path / STREAM
         if self._left and stream.exists():
             with stream.open() as file:
@@ -107,23 +130,38 @@ class Chaos:
         workers = self._coordinator.state()["workers"]
         if strike.kind == "resize":
             self._coordinator.resize(strike.devices)
-        elif strike.kind == "server":
-            os.kill(self._backend._server.pid, signal.SIGKILL)
-        elif strike.kind == "stranger":
-            self._send_garbage(random.Random(strike.victim))
+        elif strike.kind in self._around:
+            self._around[strike.kind](random.Random(strike.victim))
         elif len(workers) < 2:
             return  # somebody must hold the state
         else:
-            pid = workers[strike.victim % len(workers)]["pid"]
-            number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}[strike.kind]
-            os.kill(pid, number)
+            os.kill(workers[strike.victim % len(workers)]["pid"], SIGNALS[strike.kind])
         self.done[strike.kind] += 1
+
+    def _kill_helper(self, chance: random.Random) -> None:
+        """A loader, or what the script itself has left behind."""
+        workers = [worker["pid"] for worker in self._coordinator.state()["workers"]]
+        if helpers := [pid for worker in workers for pid in descendants(worker)]:
+            os.kill(chance.choice(helpers), signal.SIGKILL)
 
     def _send_garbage(self, chance: random.Random) -> None:
         for line in (chance.randbytes(200), b'{"verb": "resize"}\n', b"[" * 5000 + b"\n", b""):
             with socket.socket(socket.AF_UNIX) as stranger:
                 stranger.connect(str(self.folder.control))
                 stranger.sendall(line)
+
+    def _damage_file(self, chance: random.Random) -> None:
+        """As a failing disk does to what the job's folder says of it."""
+        damaged = self.folder.path / chance.choice(["state.json", "job.json"])
+        damaged.write_bytes(chance.choice([b"", b"{", chance.randbytes(100)]))
+
+    def _take_descriptors(self, _: random.Random) -> None:
+        """For a while, nothing can be opened, accepted or started."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, self._descriptors[1]))
+        self._ticks_without = WITHOUT_DESCRIPTORS_TICKS
+
+    def _give_descriptors_back(self) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._descriptors)
 
 
 def assert_undisturbed(finished: Finished, calm: Finished) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,6 +26,8 @@ options = {
     "hold": None,
     "reduction": "exact",
     "frozen_epochs": [],  # in which the first layer is not trained
+    "loader_workers": 0,  # in the training thread: what is fetched ahead may be loaded again after a change
+    "daemons": False,  # leave a process behind in each tenth epoch
 } | json.loads(sys.argv[1])
 for number, (device, point, hit) in enumerate(options["faults"]):
     member = membership.installed()
@@ -60,12 +63,15 @@ trainer = vf.Trainer(
     virtual_nodes=8,
     state=[schedule],
     reduction=options["reduction"],
-    loader_workers=0,  # in the training thread: what is fetched ahead may be loaded again after a change
+    loader_workers=options["loader_workers"],
 )
 before = trainer.evaluate(data, accuracy)
 recorded = RecordingDataset(data, Path(options["folder"]) / f"ids-{os.getpid()}") if options["folder"] else data
 for epoch in trainer.epochs(options["epochs"]):
     model[0].requires_grad_(epoch not in options["frozen_epochs"])
+    if options["daemons"] and epoch % 10 == 0:
+        left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        (Path(options["folder"]) / f"daemon-{left.pid}").touch()
     for batch in trainer.batches(recorded):
         trainer.step(batch)
         if options["hold"] and Path(options["hold"]).exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ DEVICES = 3
 ROUND = [
     *("submit", "submit", "resize", "resize", "priority", "pause", "cancel"),
     *("kill manager", "kill manager", "kill manager", "kill coordinator", "kill coordinator", "kill worker"),
+    *("damage checkpoint", "damage state", "no descriptors", "stray folder"),
 ]
 SETTLE_SECONDS = 400.0  # for all jobs to end, on a busy machine
 
@@ -35,6 +37,7 @@ class ManagerChaos:
         self._service = Service(home, "--devices", str(DEVICES), "--patience", "5")
         self.jobs: list[Managed] = []
         self.done: Counter[str] = Counter()
+        self._strays: list[Path] = []
         self._cancelled: set[str] = set()  # may end that way, or had ended before
         self._kinds: dict[str, Callable[[], None]] = {
             "submit": self._submit,
@@ -45,6 +48,10 @@ class ManagerChaos:
             "kill manager": self._kill_manager,
             "kill coordinator": self._kill_coordinator,
             "kill worker": self._kill_worker,
+            "damage checkpoint": self._damage_checkpoint,
+            "damage state": self._damage_state,
+            "no descriptors": self._take_descriptors,
+            "stray folder": self._leave_stray_folder,
         }
 
     def run(self, calm: str) -> None:
@@ -62,6 +69,7 @@ class ManagerChaos:
                 self._judge(job, calm)
             assert len(self._service.client.get("/api/jobs")) == len(self.jobs)
             assert self._service.coordinators() == []
+            assert all(stray.exists() for stray in self._strays)
         finally:
             self._service.close()
 
@@ -124,6 +132,36 @@ class ManagerChaos:
         family = [pid for coordinator in self._service.coordinators() for pid in _family(coordinator)]
         if alive := sorted(set(workers) & set(family)):
             _kill(self._chance.choice(alive))
+
+    def _damage_checkpoint(self) -> None:
+        """A bit of a job's newest checkpoint turns; then its coordinator dies, so that it goes on from there."""
+        checkpoints = [path for job in self.jobs for path in job.folder.automatic_checkpoints()[-1:]]
+        if checkpoints:
+            with self._chance.choice(checkpoints).open("r+b") as file:
+                file.seek(self._chance.randrange(100, 1000))
+                byte = file.read(1)[0]
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte ^ 4]))
+        self._kill_coordinator()
+
+    def _damage_state(self) -> None:
+        state = self._chance.choice(self.jobs).folder.path / "state.json"
+        if state.exists():
+            state.write_bytes(self._chance.choice([b"", b"{", self._chance.randbytes(100)]))
+
+    def _take_descriptors(self) -> None:
+        """For a second, the manager can open, accept and start nothing."""
+        limits = resource.prlimit(self._service.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(self._service.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        time.sleep(1.0)
+        resource.prlimit(self._service.pid, resource.RLIMIT_NOFILE, limits)
+
+    def _leave_stray_folder(self) -> None:
+        """A folder that no record names: nobody may remove it, and nobody may stumble over it."""
+        stray = self._service.home / "jobs" / f"stray-{self.done['stray folder']}"
+        stray.mkdir(parents=True, exist_ok=True)
+        (stray / "job.json").write_bytes(self._chance.choice([b"", b"{}", b"\xff"]))
+        self._strays.append(stray)
 
 
 def _family(pid: int) -> list[int]:

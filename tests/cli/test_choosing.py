@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_jobs import Job, said, start, vf
+from tests.conftest import Printed
 from virtualflow.events import Loaded
+from virtualflow.runtime import launch
+from virtualflow.runtime.coordinator import Coordinator
+from virtualflow.runtime.folder import JobFolder
+from virtualflow.runtime.local import LocalBackend
 
 __all__ = ["start"]
 
@@ -57,9 +62,6 @@ def test_a_damaged_newest_checkpoint_is_skipped_for_the_one_before_it(stopped: J
 
 def test_a_job_in_the_background_skips_one_that_is_damaged_after_it_was_chosen(stopped: Job, calm: str) -> None:
     # As under a manager, which does not read checkpoints.
-    from virtualflow.runtime import launch
-    from virtualflow.runtime.folder import JobFolder
-
     for step in (numbers := steps_of(stopped)):
         damage(own(stopped, step))
     folder = JobFolder.of(stopped.id)
@@ -71,6 +73,17 @@ def test_a_job_in_the_background_skips_one_that_is_damaged_after_it_was_chosen(s
         assert f"step-{step:09d}.pt is damaged" in log
     assert "The job goes on from the beginning." in log
     assert loaded(stopped) == []
+
+
+def test_one_that_is_damaged_after_it_was_checked_is_no_fault_of_the_script(
+    stopped: Job, backend: LocalBackend
+) -> None:
+    folder, newest = JobFolder.of(stopped.id), own(stopped, steps_of(stopped)[-1])
+    damage(newest)
+    outcome = Coordinator(folder.spec(), folder, backend, Printed(), resume_from=newest).run()
+    assert outcome.failure is not None
+    assert "is damaged" in outcome.failure.text
+    assert folder.read_state()["lost"]  # a manager starts it again, from the one before
 
 
 def test_a_person_can_choose_a_step_or_a_file(stopped: Job, tmp_path: Path, calm: str) -> None:

@@ -49,6 +49,16 @@ def whole(folder: JobFolder, checkpoint: Path | None, tell: Callable[[str], None
     return found
 
 
+def is_damaged(folder: JobFolder, checkpoint: Path | None) -> bool:
+    """Whether *checkpoint* is one of the job's own that has been damaged since it was chosen."""
+    if checkpoint is None or checkpoint.parent != folder.checkpoints:
+        return False
+    try:
+        return _damage(checkpoint) is not None
+    except LaunchError:
+        return False  # nobody can tell
+
+
 def chosen(folder: JobFolder, choice: str) -> Path:
     """The checkpoint that ``--from-checkpoint`` names: one of the job's by its step, or a file."""
     own = {step_of(path): path for path in folder.automatic_checkpoints()}

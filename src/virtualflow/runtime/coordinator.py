@@ -16,7 +16,7 @@ from typing import Any
 from virtualflow.core.mapping import Mapping
 from virtualflow.core.roster import Action, Finish, GiveUp, Kill, Publish, Release, Roster, Start
 from virtualflow.errors import CheckpointError, LaunchError, MappingError
-from virtualflow.runtime import balancing
+from virtualflow.runtime import balancing, choosing
 from virtualflow.runtime.backend import Backend, NotReadyError
 from virtualflow.runtime.balancing import Balancing
 from virtualflow.runtime.crew import Crew, Worker
@@ -26,7 +26,7 @@ from virtualflow.runtime.output import Sink
 from virtualflow.runtime.program import Record, changed_text, read_modules
 from virtualflow.runtime.reception import Reception
 from virtualflow.runtime.spec import Failure, WorkerSpec
-from virtualflow.runtime.wire import Wire, generation_to_json
+from virtualflow.runtime.wire import BEATS, Wire, generation_to_json
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
 TICK_SECONDS = 0.1
@@ -108,6 +108,7 @@ class Coordinator:
         now = time.monotonic()
         self._pump(TICK_SECONDS)
         self._reception.tick(now)
+        self._crew.beat(self._job.patience_seconds / BEATS)
         self._carry_out(self.roster.tick(now))
         self._stopping |= self.roster.stopping
         # Who starts, or is elsewhere, may hang where nobody waits for it in a collective.
@@ -137,8 +138,6 @@ class Coordinator:
         known = [device for device in self._job.devices if device not in present]
         more = [str(n) for n in range(4096) if str(n) not in (*present, *known)] if not self.balancing.typed else []
         names = [*present, *known, *more]
-        if count < 1:
-            raise LaunchError(f"a job needs at least one device, not {count}")
         if count > len(names):
             raise LaunchError(f"the job was given {len(names)} devices, so it can't grow to {count}")
         self.move(names[:count])
@@ -271,8 +270,10 @@ class Coordinator:
         return {"device": worker.device, "machine": place.machine, "pid": place.pid, "virtual_nodes": nodes}
 
     def _is_no_fault_of_the_script(self, failure: Failure) -> bool:
-        """Whether the job may go on where its last checkpoint is: workers were killed, or a disk is full."""
-        return failure.kind in ("lost", "late") or (self._stopping and failure.kind == CheckpointError.__name__)
+        """Whether the job may go on where its last checkpoint is: workers were killed, or a disk is full or failing."""
+        if failure.kind == CheckpointError.__name__:
+            return self._stopping or choosing.is_damaged(self._folder, self._resume_from)
+        return failure.kind in ("lost", "late")
 
     def _say(self, text: str) -> None:
         """Tell whoever started the job."""

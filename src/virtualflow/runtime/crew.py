@@ -70,6 +70,7 @@ class Crew:
         self._owner = owner
         self._retired: dict[int, Worker] = {}  # by process: those whose device has another worker by now
         self._guests = 0
+        self._beat_at = 0.0
 
     @property
     def is_gone(self) -> bool:
@@ -110,6 +111,16 @@ class Crew:
         """Send a message to all."""
         for worker in self.workers.values():
             worker.wire.send(**message)
+
+    def beat(self, seconds: float) -> None:
+        """Show all workers that this process is there, if the last time was so long ago; send what is waiting."""
+        if is_due := time.monotonic() - self._beat_at > seconds:
+            self._beat_at = time.monotonic()
+        for worker in self.workers.values():
+            if is_due:
+                worker.wire.beat()
+            else:
+                worker.wire.flush()
 
     def release(self, device: str) -> None:
         """Let a worker go: it takes no further part, and ends by itself."""

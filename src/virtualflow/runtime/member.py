@@ -27,6 +27,7 @@ from virtualflow.runtime.turn import Turn
 from virtualflow.runtime.wire import Wire, generation_from_json
 
 ORPHANED_SECONDS = 1860  # beyond two patiences, for a worker without a coordinator to come to a boundary
+NEVER_SECONDS = 10.0**6
 ALONE = "coordinator lost"  # the cause of the generation of a worker that has nobody left
 ORPHANED = 2**62  # stands for a generation: the one in which there is no coordinator
 
@@ -353,7 +354,9 @@ class Member:
             return value
 
     def _listen(self) -> None:
-        while (messages := self._wire.receive()) is not None:
+        # A coordinator on this machine can't be cut off, however long it is silent.
+        patience = 2 * self._spec.patience_seconds if self._spec.is_elsewhere else NEVER_SECONDS
+        while self._wire.has_news(patience) and (messages := self._wire.receive()) is not None:
             with self._news:
                 for message in messages:
                     self._take_note(message)

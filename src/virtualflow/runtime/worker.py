@@ -30,12 +30,11 @@ from virtualflow.runtime.program import Program
 from virtualflow.runtime.reading import ChangedFile, Reading
 from virtualflow.runtime.script import run_script
 from virtualflow.runtime.spec import Failure, WorkerSpec
-from virtualflow.runtime.wire import Wire
+from virtualflow.runtime.wire import BEATS, Wire
 from virtualflow.train import trainer as _preloaded  # noqa: F401  (before the fork, so that a worker starts at once)
 from virtualflow.train.seeding import pin_threads, reseed
 from virtualflow.train.step import is_out_of_memory
 
-BEATS = 4  # signs of life within the coordinator's patience
 WITHOUT_TRAINER = (
     "every device trains a copy of its own, of which all but one are lost, because nothing joins them. Let a "
     "vf.Trainer make the steps, as in `trainer = vf.Trainer(...)`, `trainer.step(batch)`; or use one device."
