@@ -39,7 +39,7 @@ test: lint data  ## everything that must hold
 chaos: setup  ## random kills and resizes, and the corpus of scripts: make chaos MINUTES=10 [SEED=1] [ONLY=conv_net]
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.chaos --manager --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
-	VF_FUZZ=100000 $(BIN)/pytest tests/runtime/test_strangers.py -k random --timeout 3600
+	VF_FUZZ=100000 $(BIN)/pytest tests/job/test_strangers.py -k random --timeout 3600
 	VF_ALL_ORPHANS=1 $(BIN)/pytest -n 2 tests/chaos/test_orphans.py
 	$(BIN)/python -m tests.equivalence $(if $(ONLY),--only '$(ONLY)')
 

@@ -22,15 +22,15 @@ from benchmarks.live import DEVICE, Emulation
 from benchmarks.scheduling import LARGE, SMALL, TRACES, calibrated, setting
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
-from virtualflow.cluster.throughput import Profiled
+from virtualflow.cluster.throughput.model import Profiled
+from virtualflow.cluster.throughput.workloads import PAPER_FACTORS
 from virtualflow.core.devices import parse_pools
-from virtualflow.core.profile import built_in
-from virtualflow.sim import charts, costs, importers, metrics, recorded
+from virtualflow.sim import charts, costs, importers, live_run, metrics
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.engine import simulate
 from virtualflow.sim.metrics import Metrics
 from virtualflow.sim.result import Run
-from virtualflow.sim.workloads import PAPER_FACTORS
+from virtualflow.solver.profile_files import built_in
 
 # In the 3-job trace the last job comes 77 s after the first has ended under static priority. Where starts take longer
 # than that and the paper's own 86 s, on this scale, it comes before that, and is never stuck behind the second one.
@@ -173,7 +173,7 @@ def experiment(
         with live.manager(home / policy, "--devices", f"{DEVICE}:{devices}", "--policy", policy) as client:
             ids = live.play(client, jobs)
             state = client.get("/api/state")
-            real[policy] = recorded.run_of(state, client.get("/api/history"))
+            real[policy] = live_run.run_of(state, client.get("/api/history"))
         trails[policy] = [live.trail(home / policy, job_id) for job_id in ids]
         begun = {job["id"]: job["started"] for job in state["jobs"]}
         starts[policy] = statistics.fmean(

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report, rivals
+from virtualflow.backends.local import LocalBackend
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events, read_timed_events
-from virtualflow.runtime.coordinator import Coordinator
-from virtualflow.runtime.folder import JobFolder, JobSpec
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.job.coordinator import Coordinator
+from virtualflow.job.folder import JobFolder, JobSpec
 
 SCRIPT = Path(__file__).with_name("elastic_job.py")
 LARGE, SMALL = 5000, 256  # 25 million parameters, and few

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import virtualflow as vf
-from virtualflow.core import membership
+from virtualflow.train import solo
 
 
 def build(width: int) -> nn.Sequential:
@@ -34,6 +34,6 @@ if __name__ == "__main__":
         for batch in trainer.batches(examples):
             trainer.step(batch)
     if len(sys.argv) > 3 and trainer.is_lead:  # what a step asks its ear for changes, timed alone
-        ear = membership.current()
+        ear = solo.current()
         asks = lambda: (ear.must_stop, ear.seen, ear.all_have_seen(ear.seen), ear.change_is_due, ear.changes[0:])  # noqa: E731
         Path(sys.argv[3], "listening").write_text(str(min(timeit.repeat(asks, number=1000, repeat=5)) / 1000))

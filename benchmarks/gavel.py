@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from virtualflow.cluster.free_sizes import FreeSizes
 from virtualflow.cluster.job import Job
+from virtualflow.cluster.linear_programs import Program, max_min
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.policies.gavel import Entry, Gavel
 from virtualflow.cluster.policies.las import Las
-from virtualflow.cluster.program import Program, max_min
 from virtualflow.cluster.snapshot import Snapshot
-from virtualflow.cluster.table import GAVEL, GAVEL_ROUND_SECONDS
-from virtualflow.cluster.throughput import Throughput
+from virtualflow.cluster.throughput.free_sizes import FreeSizes
+from virtualflow.cluster.throughput.model import Throughput
+from virtualflow.cluster.throughput.table import GAVEL, GAVEL_ROUND_SECONDS
 from virtualflow.core.devices import parse_pools
-from virtualflow.sim import costs, importers, metrics, throughputs
+from virtualflow.sim import costs, gavel_table, importers, metrics
 from virtualflow.sim.engine import simulate
 from virtualflow.sim.metrics import Interval, interval
 
@@ -59,7 +59,7 @@ def _like_gavel(section: report.Section) -> list[dict[str, Any]]:
         trace = importers.read(DATA / f"gavel/generated_vf_like/vf_like_{rate}jph_seed0.trace")
         for compat in (GAVEL, None):
             whole = GAVEL_ROUND_SECONDS if compat else None
-            table = throughputs.read(DATA / "gavel/simulation_throughputs.json", whole_steps_seconds=whole)
+            table = gavel_table.read(DATA / "gavel/simulation_throughputs.json", whole_steps_seconds=whole)
             best = None
             for _ in range(3):
                 policy = registry.make("las", Options(compat=compat))
@@ -110,7 +110,7 @@ class Shaken(Las):
 
 def _luck(section: report.Section, draws: int) -> dict[str, list[float]]:
     """Optima are not unique: how far does the average JCT depend on which one the solver happens to name?"""
-    table = throughputs.read(DATA / "gavel/simulation_throughputs.json", whole_steps_seconds=GAVEL_ROUND_SECONDS)
+    table = gavel_table.read(DATA / "gavel/simulation_throughputs.json", whole_steps_seconds=GAVEL_ROUND_SECONDS)
     settings: dict[str, tuple[Sequence[Job], Throughput, str | None]] = {
         "Gavel's trace and rules, 8 jobs/h": (
             importers.read(DATA / "gavel/generated_vf_like/vf_like_8jph_seed0.trace").jobs,

@@ -19,8 +19,8 @@ from virtualflow.cluster.job import Job
 from virtualflow.core.emulation import Emulated
 from virtualflow.core.profile import Communication, Point, Profile, Workload
 from virtualflow.events import STREAM, EpochEnded, Regrouped, StepDone, read_timed_events
-from virtualflow.runtime.client import Client
-from virtualflow.runtime.folder import ENDED, JobFolder
+from virtualflow.job.folder import ENDED, JobFolder
+from virtualflow.manager.client import Client
 
 SCRIPT = Path(__file__).with_name("cluster_job.py")
 WIDTH = 64

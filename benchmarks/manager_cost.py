@@ -19,9 +19,9 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import Event, JobArrived, JobChanged, JobEnded
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.scheduler import Scheduler
-from virtualflow.cluster.throughput import Profiled
+from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
-from virtualflow.runtime.client import Client
+from virtualflow.manager.client import Client
 
 QUEUED, CLIENTS = 1000, 50
 WINDOW = 20  # steps

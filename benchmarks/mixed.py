@@ -14,20 +14,22 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.elastic import Quiet
 from benchmarks.mixed_job import BATCH_SIZE, VIRTUAL_NODES
+from virtualflow.backends.local import LocalBackend
 from virtualflow.cli.main import app
 from virtualflow.cli.options import devices_of
 from virtualflow.core import profile
-from virtualflow.core.alternatives import subsets
 from virtualflow.core.balance import Speeds, balanced
 from virtualflow.core.devices import parse_pools, type_of
 from virtualflow.core.mapping import spread
-from virtualflow.core.profile import Workload, built_in
-from virtualflow.core.shares import Plan, Share
-from virtualflow.core.solver import on_one_machine, predict, solve_fixed, solve_free
+from virtualflow.core.profile import Workload
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events, read_timed_events
-from virtualflow.runtime.coordinator import Coordinator
-from virtualflow.runtime.folder import JobFolder, JobSpec
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.job.coordinator import Coordinator
+from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.solver import profile_files
+from virtualflow.solver.alternatives import subsets
+from virtualflow.solver.node_shares import Plan, Share
+from virtualflow.solver.profile_files import built_in
+from virtualflow.solver.search import on_one_machine, predict, solve_fixed, solve_free
 
 SCRIPT = Path(__file__).with_name("mixed_job.py")
 EMULATED, TIME_SCALE = "bert-base", 0.4
@@ -142,7 +144,7 @@ def _profiled(folder: Path) -> Workload:
     arguments = ["profile", "--devices", devices, "--emulate", EMULATED, "--time-scale", str(TIME_SCALE)]
     with contextlib.redirect_stdout(io.StringIO()):
         app([*arguments, "--largest", "12", "--json", str(SCRIPT), "4"], standalone_mode=False)
-    return profile.read_all(folder / "home" / "profiles" / SCRIPT.stem)
+    return profile_files.read_all(folder / "home" / "profiles" / SCRIPT.stem)
 
 
 def _line(backend: LocalBackend, folder: Path, workload: Workload, devices: str) -> Line:

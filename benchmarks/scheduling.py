@@ -18,7 +18,8 @@ from virtualflow.cluster.messages import Event, JobArrived, JobEnded
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.scheduler import Scheduler
-from virtualflow.cluster.throughput import Profiled
+from virtualflow.cluster.throughput.model import Profiled
+from virtualflow.cluster.throughput.workloads import paper_speeds
 from virtualflow.core.devices import parse_pools
 from virtualflow.sim import charts, costs, importers, metrics
 from virtualflow.sim.compare import Setting, compare, on_machines
@@ -27,7 +28,6 @@ from virtualflow.sim.costs import Costs
 from virtualflow.sim.generate import Recipe, generate
 from virtualflow.sim.result import Run
 from virtualflow.sim.trace import Trace
-from virtualflow.sim.workloads import paper_speeds
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 TRACES = DATA / "virtualflow_traces"

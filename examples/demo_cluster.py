@@ -23,8 +23,8 @@ from rich.table import Table
 
 from virtualflow.core.devices import parse_pools
 from virtualflow.events import EpochEnded, read_events
-from virtualflow.runtime.client import Client
-from virtualflow.sim import charts, metrics, recorded
+from virtualflow.manager.client import Client
+from virtualflow.sim import charts, live_run, metrics
 from virtualflow.sim.result import Run
 
 SCRIPT = Path(__file__).with_name("digits_resnet.py")
@@ -115,7 +115,7 @@ def _play(policy: str, arrival_seconds: float | None) -> Outcome:
             _follow(client, begun, lambda jobs: time.monotonic() - begun >= arrival_seconds)
         ids[HIGH.name] = _submit(Path(name), HIGH)
         _follow(client, begun, lambda jobs: all(job["state"] == "DONE" for job in jobs))
-        run = recorded.run_of(client.get("/api/state"), client.get("/api/history"))
+        run = live_run.run_of(client.get("/api/state"), client.get("/api/history"))
         return Outcome(run, {job: _digest(Path(name) / "jobs" / job_id) for job, job_id in ids.items()})
 
 

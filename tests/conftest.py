@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from virtualflow.core import membership
+from virtualflow.backends.local import LocalBackend
 from virtualflow.core.certificate import Certificate
 from virtualflow.events import STREAM, Event, Regrouped, StepDone, read_events
-from virtualflow.runtime.coordinator import Coordinator, Outcome
-from virtualflow.runtime.folder import JobFolder, JobSpec
-from virtualflow.runtime.local import LocalBackend
-from virtualflow.train import seeding
+from virtualflow.job.coordinator import Coordinator, Outcome
+from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.train import seeding, solo
 
 # Scripts that tests run import from this package.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -41,7 +40,7 @@ def vf_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fresh_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees what another told ``vf.seed``, or is part of its job."""
     monkeypatch.setattr(seeding, "_seeded", None)
-    monkeypatch.setattr(membership, "_solo", None)
+    monkeypatch.setattr(solo, "_solo", None)
     torch.set_num_threads(1)
 
 

@@ -15,9 +15,9 @@ from tests.chaos.harness import AROUND, SIGNALS, Chaos, Strike, assert_undisturb
 from tests.chaos.manager import ManagerChaos
 from tests.cli.test_run import alive
 from tests.conftest import Finished, Launcher
-from tests.runtime.managed import SCRIPT
+from tests.manager.managed import SCRIPT
+from virtualflow.backends.local import LocalBackend
 from virtualflow.core.faults import POINTS
-from virtualflow.runtime.local import LocalBackend
 
 EPOCHS = 40
 STEPS = 6 * EPOCHS

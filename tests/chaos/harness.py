@@ -16,11 +16,11 @@ from typing import Any
 
 from tests.cli.test_run import descendants
 from tests.conftest import Finished, Printed
+from virtualflow.backends.local import LocalBackend
 from virtualflow.core.certificate import compare
 from virtualflow.events import STREAM, StepDone, parse
-from virtualflow.runtime.coordinator import Coordinator
-from virtualflow.runtime.folder import JobFolder, JobSpec
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.job.coordinator import Coordinator
+from virtualflow.job.folder import JobFolder, JobSpec
 
 JOB = Path(__file__).with_name("job.py")
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import virtualflow as vf
-from virtualflow.core import membership
 from virtualflow.testing import RecordingDataset, kill_at
+from virtualflow.train import solo
 
 options = {
     "epochs": 4,
@@ -30,7 +30,7 @@ options = {
     "daemons": False,  # leave a process behind in each tenth epoch
 } | json.loads(sys.argv[1])
 for number, (device, point, hit) in enumerate(options["faults"]):
-    member = membership.installed()
+    member = solo.installed()
     if member is not None and member.device == device:
         marker = Path(options["folder"]) / f"struck-{number}"
         if not marker.exists():  # each fault strikes once: the worker that takes this one's place is spared

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.test_run import descendants
-from tests.runtime.managed import STEPS, Managed, Service, until
+from tests.manager.managed import STEPS, Managed, Service, until
 from virtualflow.errors import ManagerError
-from virtualflow.runtime.folder import ENDED
+from virtualflow.job.folder import ENDED
 
 DEVICES = 3
 ROUND = [

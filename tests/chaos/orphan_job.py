@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 import virtualflow as vf
 from tests.train.small import make, mlp, regression
-from virtualflow.core import faults, membership
+from virtualflow.core import faults
+from virtualflow.train import solo
 
 options = {"where": "", "epoch": 1, "dies": [], "marker": ""} | json.loads(sys.argv[1])
-member = membership.installed()
+member = solo.installed()
 device = member.device if member is not None else "0"
 
 

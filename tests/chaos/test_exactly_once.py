@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tests.chaos.harness import Chaos, Strike, schedule
 from tests.conftest import Finished
+from virtualflow.backends.local import LocalBackend
 from virtualflow.core.sharding import Epoch, node_sizes, shuffled
-from virtualflow.runtime.local import LocalBackend
 
 EXAMPLES, BATCH_SIZE, VIRTUAL_NODES, SEED = 90, 16, 8, 1  # of the chaos job
 STEPS_PER_EPOCH = -(-EXAMPLES // BATCH_SIZE)

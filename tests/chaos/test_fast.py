@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.harness import Chaos, Strike
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.backends.local import LocalBackend
 
 
 @pytest.mark.parametrize("reduction", ["fast", "exact"])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.manager import ManagerChaos
 from tests.conftest import Launcher
-from tests.runtime.managed import SCRIPT
+from tests.manager.managed import SCRIPT
 
 
 @pytest.mark.timeout(600)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import vf
-from virtualflow.core.membership import home
 from virtualflow.events import STREAM, Loaded, StepDone, read_events
-from virtualflow.runtime.folder import JobFolder
+from virtualflow.job.folder import JobFolder
+from virtualflow.system.home import home
 
 JOB = Path(__file__).with_name("orphan_job.py")
 STEPS = 20

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.harness import Chaos, Strike, assert_undisturbed
 from tests.conftest import Finished
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.backends.local import LocalBackend
 
 IN_THE_STEP = [
     "forward",

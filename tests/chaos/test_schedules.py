@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.harness import Chaos, assert_undisturbed, schedule
 from tests.conftest import Finished
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.backends.local import LocalBackend
 
 EPOCHS = 40
 STEPS = EPOCHS * 6

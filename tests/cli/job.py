@@ -8,7 +8,7 @@ from pathlib import Path
 
 import virtualflow as vf
 from tests.train.small import make, mlp, regression
-from virtualflow.core import membership
+from virtualflow.train import solo
 
 folder = Path(sys.argv[1])
 
@@ -18,7 +18,7 @@ def wait_while(name: str) -> None:
         time.sleep(0.01)
 
 
-member = membership.installed()
+member = solo.installed()
 wait_while("hold-joining" if member is not None and member.joining else "hold-starting")
 vf.seed(0)
 trainer = make(mlp())

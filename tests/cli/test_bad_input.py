@@ -18,7 +18,7 @@ from virtualflow.cli import __file__ as home_of_verbs
 from virtualflow.cli import verify
 from virtualflow.cli.main import app
 from virtualflow.core.certificate import Verdict
-from virtualflow.runtime.folder import JobFolder, JobSpec
+from virtualflow.job.folder import JobFolder, JobSpec
 
 TRAIN = "import virtualflow"
 # Every option and argument that is a file or a folder, and a command line around it: PATH is the bad one.

@@ -9,11 +9,11 @@ import pytest
 
 from tests.cli.test_jobs import Job, said, start, vf
 from tests.conftest import Printed
+from virtualflow.backends.local import LocalBackend
 from virtualflow.events import Loaded
-from virtualflow.runtime import launch
-from virtualflow.runtime.coordinator import Coordinator
-from virtualflow.runtime.folder import JobFolder
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.job import launch
+from virtualflow.job.coordinator import Coordinator
+from virtualflow.job.folder import JobFolder
 
 __all__ = ["start"]
 

@@ -20,10 +20,10 @@ import pytest
 
 from tests.cli.test_jobs import SCRIPT, STEPS, said, wait_for_end
 from tests.cli.test_run import VF, descendants, vf
-from virtualflow.core.membership import home
 from virtualflow.events import STREAM, Loaded, Regrouped, StepDone, read_events
-from virtualflow.runtime.folder import JobFolder
-from virtualflow.runtime.interrupts import Interrupted, Interrupts, interruptible
+from virtualflow.job.folder import JobFolder
+from virtualflow.system.home import home
+from virtualflow.system.interrupts import Interrupted, Interrupts, interruptible
 
 CTRL_C = b"\x03"
 STOPPING = "stopping with a checkpoint; Ctrl-C again stops at once"

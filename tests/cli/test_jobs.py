@@ -20,8 +20,8 @@ from tests.cli.test_run import VF, alive, descendants, vf
 from virtualflow.cli.main import main
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, Loaded, Regrouped, StepDone, read_events
-from virtualflow.runtime import control
-from virtualflow.runtime.folder import JobFolder
+from virtualflow.job import control
+from virtualflow.job.folder import JobFolder
 
 SCRIPT = Path(__file__).with_name("job.py")
 STEPS = 200
@@ -99,7 +99,7 @@ def coordinator_of(job_id: str) -> int:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"virtualflow.runtime.serve" in words and job_id.encode() in words:
+        if b"virtualflow.job.serve" in words and job_id.encode() in words:
             return int(folder.name)
     raise AssertionError(f"nobody runs job {job_id}")
 

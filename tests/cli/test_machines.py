@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tests.cli.test_mixed import TRAIN, refused
 from tests.hosts import hosts
-from tests.runtime.test_join import free_port
+from tests.job.test_join import free_port
 from virtualflow.cli.main import app
 
 VF = [sys.executable, "-m", "virtualflow.cli.main"]

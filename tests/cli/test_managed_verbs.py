@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_jobs import said
-from tests.runtime.managed import SCRIPT, Managed, Service, until
+from tests.manager.managed import SCRIPT, Managed, Service, until
 
 pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.test_jobs import said
 from tests.cli.test_run import VF
-from tests.runtime.managed import Managed, Service, until
+from tests.manager.managed import Managed, Service, until
 from virtualflow.cli.screen import screen, visible
 
 pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing

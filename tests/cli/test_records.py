@@ -19,9 +19,9 @@ import pytest
 
 from tests.cli.test_jobs import said
 from tests.cli.test_run import VF
-from tests.runtime.managed import SCRIPT, Service, until
-from virtualflow.runtime.backups import Backups
-from virtualflow.runtime.folder import JobFolder, JobSpec
+from tests.manager.managed import SCRIPT, Service, until
+from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.manager.backups import Backups
 
 pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
 OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -229,7 +229,7 @@ def test_ctrl_c_while_the_verbs_load_says_nothing(vf_home: Path) -> None:
         "from virtualflow.cli.main import main\n"
         "main()\n"
     )
-    for module in ("typer", "numpy", "virtualflow.cli.app", "virtualflow.runtime.manager"):
+    for module in ("typer", "numpy", "virtualflow.cli.app", "virtualflow.manager.manager"):
         done = subprocess.run(
             [sys.executable, "-c", program, module], capture_output=True, text=True, timeout=100, check=False
         )
@@ -245,7 +245,7 @@ def test_ctrl_c_while_the_fork_server_starts_leaves_nobody_and_no_traceback(vf_h
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    server = until(lambda: children_called(started.pid, "virtualflow.runtime.forkserver"))
+    server = until(lambda: children_called(started.pid, "virtualflow.backends.forkserver"))
     os.killpg(started.pid, signal.SIGINT)
     text, _ = started.communicate(timeout=100)
     assert started.returncode == 128 + signal.SIGINT

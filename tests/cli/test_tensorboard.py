@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.test_run import vf
 from virtualflow.events import STREAM, Evaluated, EventLog, Regrouped, StepDone
-from virtualflow.runtime.folder import JobFolder
+from virtualflow.job.folder import JobFolder
 
 
 def test_scalars_come_by_step(vf_home: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.cli.test_jobs import SCRIPT, STEPS, wait_for_end
 from tests.cli.test_run import VF, descendants, vf
 from virtualflow.events import STREAM, StepDone, read_events
-from virtualflow.runtime.folder import JobFolder
+from virtualflow.job.folder import JobFolder
 
 
 def workers(job: str) -> list[int]:

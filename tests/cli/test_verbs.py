@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from tests.train.small import make, regression, train
 from virtualflow.cli.main import app
-from virtualflow.core import membership
 from virtualflow.core.certificate import Certificate, compare
 from virtualflow.errors import VirtualFlowError
 from virtualflow.events import StepDone, read_events
+from virtualflow.train import solo
 
 runner = CliRunner()
 
@@ -68,7 +68,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a job of its own."""
 
     def one(**options: Any) -> Path:
-        monkeypatch.setattr(membership, "_solo", None)
+        monkeypatch.setattr(solo, "_solo", None)
         trainer = make(**options)
         train(trainer, regression(), epochs=2)
         assert trainer.events_path is not None

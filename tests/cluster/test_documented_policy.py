@@ -12,7 +12,7 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import JobArrived, Resize, Start
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.scheduler import Scheduler
-from virtualflow.cluster.throughput import Profiled
+from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"

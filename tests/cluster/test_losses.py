@@ -26,7 +26,7 @@ from virtualflow.cluster.messages import (
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.scheduler import Scheduler
-from virtualflow.cluster.table import Table
+from virtualflow.cluster.throughput.table import Table
 from virtualflow.core.devices import parse_pools
 
 ALL = list(registry.BUILT_IN)

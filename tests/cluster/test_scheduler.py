@@ -21,7 +21,7 @@ from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.snapshot import Snapshot
-from virtualflow.cluster.throughput import Profiled
+from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
 from virtualflow.errors import ConfigError, PolicyError
 

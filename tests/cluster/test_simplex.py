@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtualflow.cluster import simplex
-from virtualflow.cluster.program import Program, by_highs, max_min
+from virtualflow.cluster.linear_programs import Program, by_highs, max_min
 
 
 @st.composite
@@ -50,7 +50,7 @@ def test_few_exchanges_are_enough_where_many_jobs_want_few_devices(jobs: int, mo
     value = chance.lognormal(size=3 * jobs)
     program = Program(jobs, np.arange(jobs).repeat(3), value, usage, np.array([jobs / 8, jobs / 4, jobs / 2]))
     objective, _ = by_highs(program)
-    monkeypatch.setattr("virtualflow.cluster.program.by_highs", lambda _: pytest.fail("HiGHS was asked"))
+    monkeypatch.setattr("virtualflow.cluster.linear_programs.by_highs", lambda _: pytest.fail("HiGHS was asked"))
     assert max_min(program).objective == pytest.approx(objective, rel=1e-6)
 
 

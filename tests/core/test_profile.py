@@ -15,9 +15,10 @@ from virtualflow.core import profile as profiles
 from virtualflow.core.balance import Speeds
 from virtualflow.core.devices import Pool
 from virtualflow.core.profile import LARGEST, MEMORY, PACE, TIME, Communication, Point, Profile, Workload
-from virtualflow.core.shares import Share
-from virtualflow.core.solver import predict, solve_fixed
 from virtualflow.errors import ProfileError, SolverError
+from virtualflow.solver import profile_files
+from virtualflow.solver.node_shares import Share
+from virtualflow.solver.search import predict, solve_fixed
 
 FOUR = Profile("V100", (Point(1, 1.0), Point(2, 1.5), Point(4, 2.5)), 0.1)
 
@@ -65,7 +66,7 @@ def test_only_memory_is_a_limit() -> None:
 def test_a_file_keeps_why_a_profile_ended_and_whether_it_is_void(tmp_path: Path) -> None:
     known = workload(replace(FOUR, ended_by=PACE, void="so it is"))
     (tmp_path / "V100.json").write_text(json.dumps(profiles.to_json(known)))
-    assert profiles.read_all(tmp_path) == known
+    assert profile_files.read_all(tmp_path) == known
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import math
 import time
 
 from tests.dashboard.scripted import Json, Scripted, a_job, a_segment, some_devices
+from virtualflow.cluster.throughput.workloads import paper_speeds
 from virtualflow.core.devices import parse_pools
-from virtualflow.dashboard import report
+from virtualflow.dashboard import simulation
 from virtualflow.sim import compare, costs
 from virtualflow.sim.compare import Setting
 from virtualflow.sim.generate import Recipe, generate
-from virtualflow.sim.workloads import paper_speeds
 
 
 def a_report(jobs: int, devices: str, policies: list[str], seed: int = 0) -> Json:
@@ -19,7 +19,7 @@ def a_report(jobs: int, devices: str, policies: list[str], seed: int = 0) -> Jso
     pools = parse_pools(devices)
     setting = Setting(pools, paper_speeds(), costs.named("measured"))
     trace = generate(Recipe(jobs, "12/h", seed=seed))
-    return report.of(compare.compare(trace, policies, setting), pools, trace.source)
+    return simulation.of(compare.compare(trace, policies, setting), pools, trace.source)
 
 
 def curves(begin: float, end: float, changes: list[tuple[float, int]], speed: float, start: float = 2.3) -> Json:

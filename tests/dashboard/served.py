@@ -12,15 +12,15 @@ from typing import Any
 
 from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
-from virtualflow.dashboard.connections import Limits
-from virtualflow.dashboard.server import Server
-from virtualflow.dashboard.serving import serving
-from virtualflow.dashboard.views import ClusterSource
-from virtualflow.runtime.description import Cluster
-from virtualflow.runtime.ledger import Ledger
-from virtualflow.runtime.manager import Manager
-from virtualflow.runtime.reception import listen
-from virtualflow.runtime.submission import Submission
+from virtualflow.job.listener import listen
+from virtualflow.manager.api.connections import Limits
+from virtualflow.manager.api.server import Server
+from virtualflow.manager.api.serving import serving
+from virtualflow.manager.api.views import ClusterSource
+from virtualflow.manager.description import Cluster
+from virtualflow.manager.manager import Manager
+from virtualflow.manager.records import Ledger
+from virtualflow.manager.submission import Submission
 
 TOKEN = "correct horse battery staple"
 Answer = tuple[int, dict[str, str], bytes]

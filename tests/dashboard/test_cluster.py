@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from virtualflow.runtime.client import Client
+from virtualflow.manager.client import Client
 
 VF = [sys.executable, "-m", "virtualflow.cli.main"]
 JOB = Path(__file__).parent.parent / "cli" / "job.py"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.dashboard.served import Site, a_site
-from virtualflow.dashboard import sessions
-from virtualflow.dashboard.guard import _cookie, _cookies
-from virtualflow.dashboard.sessions import Session, Sessions
+from virtualflow.manager.api import sessions
+from virtualflow.manager.api.guard import _cookie, _cookies
+from virtualflow.manager.api.sessions import Session, Sessions
 
 PAGE = ("/", "/docs", "/openapi.json", "/static/app.js")
 OF_JOBS = ("/api/state", "/api/jobs", "/api/history", "/api/devices", "/metrics", "/nothing")

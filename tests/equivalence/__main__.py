@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from tests.equivalence.corpus import WAYS, BrokenPromiseError, Ran, Runner, Script, corpus
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.backends.local import LocalBackend
 
 
 def main() -> None:

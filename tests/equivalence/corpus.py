@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from virtualflow.backends.local import LocalBackend
 from virtualflow.core.certificate import Certificate, compare
 from virtualflow.errors import MappingError
 from virtualflow.events import StepDone, Tail, read_events, read_timed_events
-from virtualflow.runtime.coordinator import Coordinator
-from virtualflow.runtime.folder import JobFolder, JobSpec
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.job.coordinator import Coordinator
+from virtualflow.job.folder import JobFolder, JobSpec
 
 SCRIPTS = Path(__file__).with_name("scripts")
 HELD = Path(__file__).with_name("held.py")

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from virtualflow.core import membership
 from virtualflow.testing import kill_at
+from virtualflow.train import solo
 from virtualflow.train.trainer import Trainer
 
 POLL_SECONDS = 0.005
@@ -39,7 +39,7 @@ def pass_gates(gates: Path, step: int) -> None:
         time.sleep(POLL_SECONDS)
     if (gates / "slow").exists():
         time.sleep(SLOW_SECONDS)
-    member = membership.installed()
+    member = solo.installed()
     for order in gates.glob(f"kill-{member.device if member is not None else ''}-{step}-*"):
         order.unlink()  # for one worker: the one that takes its place is spared
         kill_at(order.name.split("-")[3], 1, gates / "killed")

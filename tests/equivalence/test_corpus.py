@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.equivalence.corpus import DISTURBED, WAYS, BrokenPromiseError, Runner, Script, corpus
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.backends.local import LocalBackend
 
 # Beside one device, which each is compared with.
 PART = {

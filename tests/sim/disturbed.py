@@ -11,7 +11,7 @@ from virtualflow.cluster.job import LINEAR, Job
 from virtualflow.cluster.messages import DevicesJoined, DevicesLost, Event, JobChanged
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
-from virtualflow.cluster.table import Table
+from virtualflow.cluster.throughput.table import Table
 from virtualflow.core.devices import Pool, names_of, parse_pools
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.engine import Disturbance, _Engine

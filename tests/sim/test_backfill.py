@@ -13,7 +13,7 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.snapshot import Snapshot
-from virtualflow.cluster.table import Table
+from virtualflow.cluster.throughput.table import Table
 from virtualflow.core.devices import parse_pools
 from virtualflow.sim import costs
 from virtualflow.sim.costs import Costs

@@ -9,7 +9,7 @@ from virtualflow.cluster.messages import DevicesJoined, DevicesLost
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Policy
 from virtualflow.cluster.snapshot import Snapshot
-from virtualflow.cluster.throughput import Profiled
+from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.profile import Communication, Point, Profile, Workload
 from virtualflow.errors import PolicyError

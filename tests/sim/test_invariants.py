@@ -18,7 +18,7 @@ from virtualflow.cluster.job import Job, JobState
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Decision, Options, Policy
 from virtualflow.cluster.snapshot import Snapshot
-from virtualflow.cluster.throughput import Profiled
+from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import Pool, parse_pools
 from virtualflow.sim import costs
 from virtualflow.sim.engine import simulate

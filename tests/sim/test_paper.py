@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from virtualflow.cluster.policies.base import Options
+from virtualflow.cluster.throughput.workloads import paper_speeds
 from virtualflow.core.devices import parse_pools
 from virtualflow.sim import costs, importers, metrics
 from virtualflow.sim.compare import Setting, run
-from virtualflow.sim.workloads import paper_speeds
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "virtualflow_traces"
 pytestmark = pytest.mark.skipif(not TRACES.exists(), reason="the paper's traces are not beside the project")

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.train.small import make, mlp, regression, train
-from virtualflow.core import sealed
 from virtualflow.errors import CheckpointError
+from virtualflow.system import sealed_files
 from virtualflow.train import checkpoint
 
 
@@ -60,13 +60,13 @@ def test_load_says_what_happened_and_touches_nothing(saved: Path) -> None:
 def test_an_export_carries_a_digest_and_is_read_by_plain_torch(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     make().export(path)
-    assert sealed.check(path)
+    assert sealed_files.check(path)
     mlp().load_state_dict(torch.load(path, weights_only=True))
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
     flipped(path, path.read_bytes(), 8 * 300)
     with pytest.raises(CheckpointError, match="damaged"):
-        sealed.check(path)
+        sealed_files.check(path)
 
 
 def test_a_checkpoint_of_a_version_without_digests_can_be_read(saved: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_pa
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(saved: Path) -> None:
     def fail() -> None:
-        with sealed.written_whole(saved) as file:
+        with sealed_files.written_whole(saved) as file:
             file.write(b"half")
             raise OSError("full")
 

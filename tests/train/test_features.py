@@ -301,7 +301,7 @@ def test_two_threads_give_the_same_bits_twice(tmp_path: Path) -> None:
 def test_the_certificate_tells_whether_mkl_was_told_in_time(late: bool) -> None:
     product = "import torch; torch.randn(64, 64) @ torch.randn(64, 64); "
     script = (product if late else "") + "import virtualflow; " + product
-    script += "from virtualflow.train.certificate import environment as e; print(e(torch.device('cpu'))['mkl_strict'])"
+    script += "from virtualflow.train.run_facts import environment as e; print(e(torch.device('cpu'))['mkl_strict'])"
     environment = {key: value for key, value in os.environ.items() if key != "MKL_CBWR"}
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() in (str(not late), "None")

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from tests.runtime.driven import Driven, to
+from tests.job.driven import Driven, to
 from tests.train.small import make, regression, train
+from virtualflow.backends.local import LocalBackend
 from virtualflow.core.sharding import GlobalBatch
 from virtualflow.errors import ConfigError
-from virtualflow.runtime.coordinator import Coordinator
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.job.coordinator import Coordinator
 from virtualflow.train import data
 from virtualflow.train.ahead import Announced, Request
 from virtualflow.train.data import Worth, gathered

@@ -1,1 +1,4 @@
-"""The ``vf`` command: one file per verb. A verb parses, calls and prints."""
+"""``vf``: one module per command, or per family of them. A command parses, calls and prints; the work is elsewhere.
+
+``app`` lists all commands.
+"""

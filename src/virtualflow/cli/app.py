@@ -23,15 +23,16 @@ from virtualflow.cli.plot import plot
 from virtualflow.cli.profile import profile
 from virtualflow.cli.queue import cancel, describe, devices, pause, priority, queue, resume, submit
 from virtualflow.cli.run import run
-from virtualflow.cli.screen import screen, visible
+from virtualflow.cli.screen import screen
 from virtualflow.cli.simulate import simulate
 from virtualflow.cli.solve import solve
 from virtualflow.cli.tensorboard import tensorboard
 from virtualflow.cli.timeline import timeline
 from virtualflow.cli.trace import trace
 from virtualflow.cli.verify import verify
-from virtualflow.core.membership import home
 from virtualflow.errors import VirtualFlowError
+from virtualflow.system.home import home
+from virtualflow.system.text import visible
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 

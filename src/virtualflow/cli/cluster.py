@@ -18,10 +18,10 @@ from typing import Annotated, BinaryIO
 import typer
 
 from virtualflow import __version__
+from virtualflow.backends.machines import Names
 from virtualflow.cli.dashboard import link_to, needed
 from virtualflow.cli.options import (
     DeviceFile,
-    Devices,
     DeviceType,
     Emulate,
     TimeScale,
@@ -33,14 +33,15 @@ from virtualflow.cli.records import orphans, restore
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options, Policy
 from virtualflow.core.devices import Pool
+from virtualflow.core.emulation import Devices
 from virtualflow.errors import ConfigError, LaunchError, ManagerError
-from virtualflow.runtime import door, private, tls
-from virtualflow.runtime.client import RECORDS, Client, folder, only_manager
-from virtualflow.runtime.description import Cluster
-from virtualflow.runtime.ledger import Ledger
-from virtualflow.runtime.machines import Names
-from virtualflow.runtime.manager import Manager, tell
-from virtualflow.runtime.reception import listen as bound
+from virtualflow.job import tokens
+from virtualflow.job.listener import listen as bound
+from virtualflow.manager.client import RECORDS, Client, folder, only_manager
+from virtualflow.manager.description import Cluster
+from virtualflow.manager.manager import Manager, tell
+from virtualflow.manager.records import Ledger
+from virtualflow.system import private_files, tls
 
 TICK_SECONDS = 0.2
 RAY_SECONDS = 1.0  # between two looks at a Ray cluster's machines
@@ -83,12 +84,12 @@ def up(
     It goes on in the background until `vf cluster down`. Jobs that an earlier manager has left are taken over.
     """
     made = registry.make(policy, Options(round=round, backfill=backfill))
-    host, port = door.parse_address(listen)
+    host, port = tokens.parse_address(listen)
     if backend not in ("local", "ray"):
         raise ConfigError(f"--backend {backend}: expected local or ray")
     if backend == "ray" and devices is not None:
         raise ConfigError("--devices: with --backend ray, the Ray cluster says what there is")
-    private.make_folder(folder())
+    private_files.make_folder(folder())
     if foreground:
         emulation = Emulation(device_file, emulate, time_scale)
         with _on_ray(emulation) if backend == "ray" else _here(devices, emulation) as (there, look):
@@ -179,7 +180,7 @@ def _here(devices: str | None, emulation: Emulation) -> Iterator[tuple[Cluster, 
 @contextmanager
 def _on_ray(emulation: Emulation) -> Iterator[tuple[Cluster, Look]]:
     """A Ray cluster's devices, whose machines come and go."""
-    from virtualflow.runtime import ray  # says so if it is not installed
+    from virtualflow.backends import ray  # says so if it is not installed
 
     names, looked = Names(), time.monotonic()
 
@@ -202,10 +203,10 @@ def _on_ray(emulation: Emulation) -> Iterator[tuple[Cluster, Look]]:
 
 def _serve(told: Cluster, policy: Policy, host: str, port: int, look: Look) -> None:
     with needed():
-        from virtualflow.dashboard.serving import serving
-        from virtualflow.dashboard.views import ClusterSource
+        from virtualflow.manager.api.serving import serving
+        from virtualflow.manager.api.views import ClusterSource
     with only_manager(), bound(host, port) as listening:
-        token = door.read_token(folder() / "token", create=True).secret
+        token = tokens.read_token(folder() / "token", create=True).secret
         manager = Manager(told, policy, Ledger(folder() / RECORDS))
         tell(f"a manager of version {__version__} has started, with {manager.devices} device(s), process {os.getpid()}")
         over = threading.Event()

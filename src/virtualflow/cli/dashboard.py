@@ -13,9 +13,9 @@ from typing import Annotated
 import typer
 
 from virtualflow.errors import LaunchError
-from virtualflow.runtime.client import Client
-from virtualflow.runtime.folder import JobFolder
-from virtualflow.runtime.reception import listen
+from virtualflow.job.folder import JobFolder
+from virtualflow.job.listener import listen
+from virtualflow.manager.client import Client
 
 
 def dashboard(
@@ -37,8 +37,8 @@ def link_to(client: Client) -> str:
 def of_one_job(folder: JobFolder) -> Iterator[None]:
     """Serve a page about the job of *folder* as long as the block runs."""
     with needed():
-        from virtualflow.dashboard.serving import serving
-        from virtualflow.dashboard.views import JobSource
+        from virtualflow.manager.api.serving import serving
+        from virtualflow.manager.api.views import JobSource
     with (
         listen("127.0.0.1", 0) as listening,
         serving(JobSource(folder), secrets.token_hex(32).encode(), listening) as server,

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from virtualflow.cli.screen import screen
-from virtualflow.core.membership import home
+from virtualflow.system.home import home
 
 OPTIONAL = (  # a module, the extra that brings it, and what needs it
     ("matplotlib", "plot", "figures"),
@@ -83,7 +83,7 @@ def _torch() -> Iterator[Finding]:
     import torch
 
     from virtualflow.train import kernel
-    from virtualflow.train.certificate import instruction_set
+    from virtualflow.train.run_facts import instruction_set
 
     tested = torch.__version__.startswith("2.13.")
     yield Finding("torch", torch.__version__, tested, False, "tested with torch 2.13")

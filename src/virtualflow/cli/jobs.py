@@ -18,11 +18,11 @@ from virtualflow.cli.screen import say, screen
 from virtualflow.core.devices import is_number
 from virtualflow.errors import ConfigError, DamagedError, EventStreamError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
-from virtualflow.runtime import control
-from virtualflow.runtime.choosing import step_of
-from virtualflow.runtime.client import Client
-from virtualflow.runtime.folder import ENDED, JobFolder, all_jobs
-from virtualflow.runtime.output import LEAD_LOG
+from virtualflow.job import control
+from virtualflow.job.checkpoints import step_of
+from virtualflow.job.folder import ENDED, JobFolder, all_jobs
+from virtualflow.job.output import LEAD_LOG
+from virtualflow.manager.client import Client
 
 JobArgument = Annotated[str, typer.Argument(help="The job's id, as `vf run` printed it.", metavar="JOB")]
 WAIT_SECONDS = 300.0

@@ -13,11 +13,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from virtualflow.cli.screen import say
-from virtualflow.core.hashseed import VARIABLE, hash_seed_here
 from virtualflow.errors import LaunchError
-from virtualflow.runtime import door
-from virtualflow.runtime.program import Program, changed_text, write_modules
-from virtualflow.runtime.spec import WorkerSpec
+from virtualflow.job import tokens
+from virtualflow.job.spec import WorkerSpec
+from virtualflow.program.manifest import Program, changed_text, write_modules
+from virtualflow.system.hash_seed import VARIABLE, hash_seed_here
 
 
 def join(
@@ -31,13 +31,13 @@ def join(
     The script comes from the job. Ends when the job does, or no longer needs this device. After Ctrl-C the job goes on
     without it.
     """
-    host, port = door.parse_address(address)
-    token = door.read_token(token_file, create=False)
+    host, port = tokens.parse_address(address)
+    token = tokens.read_token(token_file, create=False)
     if hash_seed_here() == "random":
         _start_again_with("0")  # what most jobs have
-    from virtualflow.runtime import worker  # loads torch, before the job is told that this device is there
+    from virtualflow.job import worker  # loads torch, before the job is told that this device is there
 
-    connection, address_here, work = door.knock(host, port, token)
+    connection, address_here, work = tokens.knock(host, port, token)
     with tempfile.TemporaryDirectory(prefix="vf-join-") as folder:
         snapshot = Path(folder) / "snapshot"
         write_modules(snapshot, work["modules"])

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from virtualflow.cli.screen import say
-from virtualflow.core import emulation, profile
+from virtualflow.core import emulation
 from virtualflow.core.devices import CPU, Pool, is_number, names_of, parse_pools, type_of
-from virtualflow.core.membership import home
-from virtualflow.core.profile import BUILT_IN, Workload
+from virtualflow.core.emulation import Devices
+from virtualflow.core.profile import Workload
 from virtualflow.errors import ConfigError, LaunchError, ProfileError
-from virtualflow.runtime import door
-from virtualflow.runtime.program import Program
+from virtualflow.job import tokens
+from virtualflow.program.manifest import Program
+from virtualflow.solver import device_files, profile_files
+from virtualflow.solver.profile_files import BUILT_IN
+from virtualflow.system.home import home
 
 DeviceFile = Annotated[
     Path | None, typer.Option(help="A TOML file that says which device types to emulate, and how.", metavar="FILE")
@@ -58,10 +60,10 @@ def device_names(text: str) -> tuple[str, ...]:
 
 def token_file_for(listen: str, token_file: Path | None) -> Path:
     """The token file of a job that listens at the address *listen*."""
-    door.parse_address(listen)
+    tokens.parse_address(listen)
     if token_file is None:
         raise LaunchError("--listen needs --token-file FILE: whoever knows the token in it may join the job")
-    door.read_token(token_file, create=True)  # a clear word now rather than when the job starts
+    tokens.read_token(token_file, create=True)  # a clear word now rather than when the job starts
     return token_file.resolve()
 
 
@@ -71,19 +73,6 @@ def numbers(text: str, option: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"{option} {text}: expected whole numbers with commas between them") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Devices:
-    """The devices of a job, and those among them that stand for others."""
-
-    pools: tuple[Pool, ...]
-    names: tuple[str, ...]
-    emulated: dict[str, dict[str, Any]]
-
-    @property
-    def are_mixed(self) -> bool:
-        return len(self.pools) > 1
 
 
 def devices_of(text: str, file: Path | None, emulate: str | None, scale: float | None) -> Devices:
@@ -104,14 +93,14 @@ def pools_of(text: str) -> Sequence[Pool]:
 
 def devices_in(pools: Sequence[Pool], file: Path | None, emulate: str | None, scale: float | None) -> Devices:
     names = names_of(pools)
-    contents = emulation.read_file(file) if file is not None else {}
+    contents = device_files.read_file(file) if file is not None else {}
     scale = scale if scale is not None else float(contents.get("time_scale", 1.0))
     if scale <= 0:
         raise ConfigError(f"--time-scale {scale}: expected a number above 0")
-    workload = profile.built_in(emulate) if emulate is not None else None
+    workload = profile_files.built_in(emulate) if emulate is not None else None
     by_type = {}
     for pool in pools:
-        found = emulation.of_type(pool.device_type, contents, workload, scale)
+        found = device_files.of_type(pool.device_type, contents, workload, scale)
         if found is not None:
             by_type[pool.device_type] = found
     emulated = {name: each.to_json() for name, each in emulation.slowed(names, by_type, contents).items()}
@@ -126,20 +115,20 @@ def profiles_of(script: str) -> Path:
 def workload_of(name: str | None, folder: Path | None) -> Workload:
     """A built-in workload, the profiles in a folder, or those last made for a script."""
     if folder is not None:
-        return profile.read_all(folder)
+        return profile_files.read_all(folder)
     if name is None:
         raise ConfigError(
             "which workload? --workload NAME (a built-in one, or a script that was profiled), or --profiles DIR"
         )
     if name in BUILT_IN:
-        return profile.built_in(name)
+        return profile_files.built_in(name)
     made = profiles_of(name)
     if not made.is_dir():
         raise ProfileError(
             f"there is no workload {name!r}. Built in: {', '.join(BUILT_IN)}. For a script of yours, `vf profile "
             f"{Path(name).stem}.py` makes its profiles."
         )
-    return profile.read_all(made)
+    return profile_files.read_all(made)
 
 
 def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Workload | None:
@@ -155,7 +144,7 @@ def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Work
             f"{script} has no profiles, so nobody knows how fast it is on {' and '.join(sorted(types))}. Make them: "
             f"vf profile --devices {','.join(f'{name}:1' for name in sorted(types))} {script}"
         )
-    workload = profile.read_all(where)
+    workload = profile_files.read_all(where)
     for name in types:
         if len(types) > 1 or name in workload.profiles:
             workload.profile(name)

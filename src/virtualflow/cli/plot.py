@@ -11,10 +11,10 @@ from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.options import Profiles, workload_of
 from virtualflow.cli.screen import say
 from virtualflow.cli.timeline import pyplot
-from virtualflow.core import plan as plans
 from virtualflow.core.profile import Workload
-from virtualflow.core.shares import Share
 from virtualflow.errors import ConfigError
+from virtualflow.solver import plan as plans
+from virtualflow.solver.node_shares import Share
 
 
 def plot(

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from virtualflow.cli.bench import Bench, Costs, Door
+from virtualflow.backends.local import LocalBackend
 from virtualflow.cli.files import check_folder, writing
 from virtualflow.cli.options import (
     DeviceFile,
@@ -27,7 +27,8 @@ from virtualflow.cli.screen import screen
 from virtualflow.core import profile as profiles
 from virtualflow.core.profile import BEYOND, Communication, Point, Profile, Workload
 from virtualflow.errors import ConfigError, LaunchError
-from virtualflow.runtime.local import LocalBackend
+from virtualflow.profiling.bench import Bench, Costs, Door
+from virtualflow.solver import profile_files
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -110,7 +111,7 @@ def profile(
             path.write_text(json.dumps(profiles.to_json(Workload(script.stem, {name: made}, costs)), indent=1) + "\n")
         written.append((path, made))
     if as_json:
-        print(json.dumps([profiles.to_json(profiles.read(path)) for path, _ in written], indent=1))
+        print(json.dumps([profiles.to_json(profile_files.read(path)) for path, _ in written], indent=1))
         return
     for path, made in written:
         _show(console, made)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from virtualflow.cli.screen import screen
 from virtualflow.events import EpochStarted, Event, RunStarted, StepDone, parse
-from virtualflow.runtime.output import Lines
+from virtualflow.job.output import Lines
 
 
 class Progress(Lines):

@@ -17,12 +17,12 @@ from rich.table import Column, Table
 
 from virtualflow.cli.options import Emulate, Include, TimeScale, tell_left_out
 from virtualflow.cli.screen import say, screen
-from virtualflow.core import emulation, profile
 from virtualflow.errors import ConfigError
-from virtualflow.runtime import environment
-from virtualflow.runtime.client import Client
-from virtualflow.runtime.folder import ENDED
-from virtualflow.runtime.taking import take
+from virtualflow.job.folder import ENDED
+from virtualflow.manager import environment
+from virtualflow.manager.client import Client
+from virtualflow.program.capture import take
+from virtualflow.solver import device_files, profile_files
 
 JobArgument = Annotated[str, typer.Argument(help="The job's id, as `vf submit` printed it.", metavar="JOB")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -175,8 +175,8 @@ def devices(
 
 def _emulated(workload: str, scale: float) -> dict[str, dict[str, Any]]:
     """All device types that the workload has profiles of."""
-    known = profile.built_in(workload)
-    found = {name: emulation.of_type(name, {}, known, scale) for name in known.profiles}
+    known = profile_files.built_in(workload)
+    found = {name: device_files.of_type(name, {}, known, scale) for name in known.profiles}
     return {name: each.to_json() for name, each in found.items() if each is not None}
 
 

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from virtualflow.cli.screen import screen
 from virtualflow.errors import LedgerError
-from virtualflow.runtime import strays
-from virtualflow.runtime.backups import Backups
-from virtualflow.runtime.client import RECORDS, Client, folder, only_manager
-from virtualflow.runtime.ledger import Ledger
+from virtualflow.manager import orphans as orphaned
+from virtualflow.manager.backups import Backups
+from virtualflow.manager.client import RECORDS, Client, folder, only_manager
+from virtualflow.manager.records import Ledger
 
 
 def orphans(
@@ -49,7 +49,7 @@ def _without_manager() -> list[dict[str, Any]]:
             ledger = Ledger(records)
             known = {record.id for record in ledger.records()}
             ledger.close()
-    return [strays.described(each) for each in strays.strays(known)]
+    return [orphaned.described(each) for each in orphaned.strays(known)]
 
 
 def restore(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from virtualflow.runtime.choosing import name_of
-from virtualflow.runtime.folder import JobFolder
+from virtualflow.job.checkpoints import name_of
+from virtualflow.job.folder import JobFolder
 
 UNFINISHED = ("CANCELLED", "FAILED")
 

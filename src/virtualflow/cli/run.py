@@ -16,7 +16,6 @@ import typer
 from virtualflow.cli.dashboard import of_one_job
 from virtualflow.cli.options import (
     DeviceFile,
-    Devices,
     DeviceType,
     Emulate,
     Include,
@@ -36,18 +35,19 @@ from virtualflow.cli.options import (
 from virtualflow.cli.progress import Progress
 from virtualflow.cli.resuming import how_to_go_on, where_it_goes_on
 from virtualflow.cli.screen import screen
-from virtualflow.core import plan as plans
 from virtualflow.core import profile
 from virtualflow.core.devices import Pool, type_of
-from virtualflow.core.membership import home, new_job_id
-from virtualflow.core.plan import Layout
+from virtualflow.core.emulation import Devices
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM
-from virtualflow.runtime import choosing, control, launch
-from virtualflow.runtime.coordinator import Outcome
-from virtualflow.runtime.folder import JobFolder, JobSpec
-from virtualflow.runtime.output import AllOutput, LeadOutput
-from virtualflow.runtime.serve import run_job
+from virtualflow.job import checkpoints, control, launch
+from virtualflow.job.coordinator import Outcome
+from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.output import AllOutput, LeadOutput
+from virtualflow.job.serve import run_job
+from virtualflow.solver import plan as plans
+from virtualflow.solver.plan import Layout
+from virtualflow.system.home import home, new_job_id
 
 DETACH_SECONDS = 60.0
 PART_OF_THE_JOB = {
@@ -159,7 +159,7 @@ def run(
             told.setdefault("owners", None)
         folder, checkpoint = _to_resume(resume, told, from_checkpoint)
     else:
-        checkpoint = choosing.checked(Path(from_checkpoint)) if from_checkpoint is not None else None
+        checkpoint = checkpoints.checked(Path(from_checkpoint)) if from_checkpoint is not None else None
         job = JobSpec(
             job_id=new_job_id(),
             script=str(_existing(script)),
@@ -227,9 +227,9 @@ def _to_resume(job_id: str, told: dict[str, Any], choice: str | None) -> tuple[J
     folder.change(dataclasses.replace(folder.spec(), **told))
     with folder.locked():
         if choice is None:
-            return folder, choosing.whole(folder, folder.latest_checkpoint(), _tell)
-        checkpoint = choosing.chosen(folder, choice)
-        for path in choosing.set_newer_aside(folder, checkpoint):
+            return folder, checkpoints.whole(folder, folder.latest_checkpoint(), _tell)
+        checkpoint = checkpoints.chosen(folder, choice)
+        for path in checkpoints.set_newer_aside(folder, checkpoint):
             _tell(f"set aside: {path}")
         if checkpoint.parent != folder.checkpoints:
             folder.change(dataclasses.replace(folder.spec(), from_checkpoint=str(checkpoint)))
@@ -288,5 +288,5 @@ def _backend(text: str) -> str:
     if text not in ("local", "ray"):
         raise LaunchError(f"--backend {text}: expected local or ray")
     if text == "ray":
-        from virtualflow.runtime import ray  # noqa: F401  (says so at once if it is not installed)
+        from virtualflow.backends import ray  # noqa: F401  (says so at once if it is not installed)
     return text

@@ -6,15 +6,13 @@ Those are shown as Python writes them. ``vf logs`` and a job's own output are th
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-# Controls, what turns the direction of writing, other ends of lines, and bytes that are no text.
-_ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+from virtualflow.system.text import visible
 
 
 class _Screen(Console):
@@ -27,16 +25,6 @@ def screen(**settings: Any) -> Console:
     return _Screen(markup=False, emoji=False, **settings)
 
 
-def visible(text: str) -> str:
-    """*text* with what a terminal would obey made readable."""
-    return _ORDERS.sub(_shown, text.replace("\r\n", "\n"))
-
-
 def say(text: str, file: TextIO | None = None) -> None:
     """Print what others have written."""
     print(visible(text), file=file or sys.stdout, flush=True)
-
-
-def _shown(found: re.Match[str]) -> str:
-    number = ord(found[0])
-    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"

@@ -14,16 +14,16 @@ from virtualflow.cli.files import check_folder, writing
 from virtualflow.cli.screen import screen
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
-from virtualflow.cluster.table import GAVEL, GAVEL_ROUND_SECONDS
-from virtualflow.cluster.throughput import Throughput
+from virtualflow.cluster.throughput.model import Throughput
+from virtualflow.cluster.throughput.table import GAVEL, GAVEL_ROUND_SECONDS
+from virtualflow.cluster.throughput.workloads import paper_speeds
 from virtualflow.core.devices import parse_pools
-from virtualflow.dashboard import report as dashboard_report
+from virtualflow.dashboard import simulation
 from virtualflow.dashboard.page import standalone
-from virtualflow.sim import charts, compare, costs, importers, report, throughputs
+from virtualflow.sim import charts, compare, costs, gavel_table, importers, report
 from virtualflow.sim.compare import Comparison, Setting, on_machines
 from virtualflow.sim.failures import Failures
 from virtualflow.sim.trace import Trace
-from virtualflow.sim.workloads import paper_speeds
 
 
 def simulate(
@@ -86,7 +86,7 @@ def simulate(
         charts.new_figure(1, 1)  # say at once if there will be no pictures
     speeds: Throughput = paper_speeds(even=costs_name == costs.PAPER.name)  # its whole system, not half of it
     if table is not None:
-        speeds = throughputs.read(table, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat == GAVEL else None)
+        speeds = gavel_table.read(table, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat == GAVEL else None)
     options = Options(round=rounding, backfill=backfill, compat=compat)
     broken = Failures(failures, machine_failures, repair, seed)
     pools = on_machines(parse_pools(devices), machine_size)
@@ -101,7 +101,7 @@ def simulate(
         with writing(output):
             page = report.write(comparison, setting, title, output)
             dashboard = output / "dashboard.html"
-            dashboard.write_text(standalone(dashboard_report.of(comparison, pools, loaded.source)), encoding="utf-8")
+            dashboard.write_text(standalone(simulation.of(comparison, pools, loaded.source)), encoding="utf-8")
         screen(stderr=True).print(f"wrote {page} and {dashboard}", highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps(_as_json(comparison)))

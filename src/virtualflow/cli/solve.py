@@ -16,13 +16,13 @@ from rich.text import Text
 from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.options import Profiles, workload_of
 from virtualflow.cli.screen import screen
-from virtualflow.core import plan as plans
-from virtualflow.core.alternatives import alternatives, even, subsets
 from virtualflow.core.devices import Pool, parse_pools
 from virtualflow.core.profile import MEMORY, Profile, Workload
-from virtualflow.core.shares import Plan, Share
-from virtualflow.core.solver import on_one_machine, predict, solve_fixed, solve_free
 from virtualflow.errors import ConfigError, SolverError
+from virtualflow.solver import plan as plans
+from virtualflow.solver.alternatives import alternatives, even, subsets
+from virtualflow.solver.node_shares import Plan, Share
+from virtualflow.solver.search import on_one_machine, predict, solve_fixed, solve_free
 
 
 def solve(

@@ -11,7 +11,7 @@ import typer
 from virtualflow.cli.files import check_folder
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, Evaluated, Event, Regrouped, StepDone, Tail
-from virtualflow.runtime.folder import JobFolder
+from virtualflow.job.folder import JobFolder
 
 LOOK_SECONDS = 0.5
 

@@ -14,7 +14,7 @@ from virtualflow.cli.jobs import JobArgument
 from virtualflow.cli.screen import say
 from virtualflow.errors import EventStreamError, LaunchError
 from virtualflow.events import STREAM, Regrouped, RunStarted, StepDone, read_timed_events
-from virtualflow.runtime.folder import JobFolder
+from virtualflow.job.folder import JobFolder
 
 WINDOW = 20  # steps over which the throughput is averaged
 

@@ -11,9 +11,9 @@ import typer
 
 from virtualflow.cli.screen import screen
 from virtualflow.core.certificate import Certificate, Verdict, compare_all
-from virtualflow.core.membership import home
 from virtualflow.errors import EventStreamError
 from virtualflow.events import STREAM, read_events, streams_in
+from virtualflow.system.home import home
 
 
 def verify(

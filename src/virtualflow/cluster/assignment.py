@@ -8,7 +8,7 @@ from virtualflow.cluster.job import Job, JobState
 from virtualflow.cluster.messages import Action, Resize, Start, Suspend
 from virtualflow.cluster.placement import Placement
 from virtualflow.cluster.policies.base import ANY, NOTHING, Grant
-from virtualflow.cluster.throughput import Throughput
+from virtualflow.cluster.throughput.model import Throughput
 from virtualflow.errors import PolicyError
 
 

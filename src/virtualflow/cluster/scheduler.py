@@ -23,9 +23,9 @@ from virtualflow.cluster.messages import (
 )
 from virtualflow.cluster.placement import Placement
 from virtualflow.cluster.policies.base import NOTHING, Policy
-from virtualflow.cluster.queue import Queue
 from virtualflow.cluster.snapshot import Snapshot
-from virtualflow.cluster.throughput import Throughput
+from virtualflow.cluster.throughput.model import Throughput
+from virtualflow.cluster.waiting import Queue
 from virtualflow.core.devices import Pool
 from virtualflow.errors import ConfigError, PolicyError
 

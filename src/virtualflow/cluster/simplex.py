@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from virtualflow.cluster.program import Floats, Ints, Program
+    from virtualflow.cluster.linear_programs import Floats, Ints, Program
 
 NOTHING = 1e-9  # what is nearer to 0 is 0; values are scaled so that the level is about 1 or less
 SMALL = 1e-12  # in place of 0 where we divide

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from virtualflow.cluster.job import Job, JobState, pools_of
-from virtualflow.cluster.queue import Queue
-from virtualflow.cluster.throughput import Speed, Throughput
+from virtualflow.cluster.throughput.model import Speed, Throughput
+from virtualflow.cluster.waiting import Queue
 
 
 @dataclass(frozen=True, slots=True)

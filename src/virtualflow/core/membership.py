@@ -1,14 +1,11 @@
-"""Who takes part in a job, as the training code sees it: a protocol, and the answer for a plain script.
+"""Who takes part in a job, as the training code sees it.
 
-``train`` asks a membership for its mapping and its group, and never knows who answers: ``Solo`` under
-``python script.py``, the launcher's client under ``vf run``.
+``train`` asks a membership for its mapping and its group, and never knows who answers: ``train.solo`` under
+``python script.py``, ``job.member`` under ``vf run``.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import time
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from virtualflow.core.emulation import Emulated
-from virtualflow.core.mapping import DeviceId, Mapping, spread
+from virtualflow.core.mapping import DeviceId, Mapping
 
 
 class Work(Protocol):
@@ -39,7 +36,7 @@ class Group(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobContext:
     """What a worker knows of the job it belongs to."""
 
     id: str
@@ -72,7 +69,7 @@ class Membership(Protocol):
     """The job, this worker's device, and who else takes part: all of it may change between two steps."""
 
     @property
-    def job(self) -> Job: ...
+    def job(self) -> JobContext: ...
     @property
     def device(self) -> DeviceId: ...
     @property
@@ -162,99 +159,3 @@ class Membership(Protocol):
 
 
 Handover = Callable[[Group], None]
-
-
-class Solo:
-    """A plain script or a notebook: one device, in this process, for ever."""
-
-    device: DeviceId = "0"
-    devices: tuple[DeviceId, ...] = ("0",)
-    group = None
-    generation = seen = 0
-    change_is_due = joining = must_stop = orphaned = False
-    changes: list[Change] = []  # noqa: RUF012  (nothing ever changes)
-
-    def __init__(self) -> None:
-        job_id = new_job_id()
-        self.job = Job(job_id, home() / "jobs" / job_id)
-        self.peers: Any = None
-        self._training = 0
-
-    def mapping(self, virtual_nodes: int) -> Mapping:
-        return spread(virtual_nodes, self.devices)
-
-    def new_trainer(self, number: int, node_sizes: Sequence[int], parameters: int) -> None:
-        pass
-
-    def tell_pace(self, step: int, seconds: float, overran: int) -> None:
-        pass
-
-    def begin_training(self) -> bool:
-        self._training += 1
-        return self._training == 1
-
-    def all_have_seen(self, generation: int) -> None:
-        pass
-
-    def leave_early(self) -> None:
-        pass
-
-    def change(self, send_state: Handover) -> None:
-        raise NotImplementedError("nobody joins or leaves a plain script")
-
-    def exchange(self) -> None:
-        pass
-
-    def shrink(self, count: int) -> None:
-        raise NotImplementedError("nobody can leave a plain script")
-
-    def stop(self) -> NoReturn:
-        raise NotImplementedError("nobody stops a plain script this way")
-
-    def recover(self) -> None:
-        raise NotImplementedError("a plain script has no peers to lose")
-
-    def join(self, receive_state: Handover) -> None:
-        raise NotImplementedError("a plain script is there from the start")
-
-    def record(self, result: Any) -> None:
-        pass
-
-    def recorded(self) -> Any:
-        raise NotImplementedError("a plain script has no past")
-
-
-def home() -> Path:
-    """Where jobs leave what they write: ``$VF_HOME``, else a folder in the home directory."""
-    given = os.environ.get("VF_HOME")
-    return Path(given) if given else Path.home() / ".virtualflow"
-
-
-def new_job_id() -> str:
-    """An id that sorts by time and is easy to type."""
-    return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(2)
-
-
-_installed: Membership | None = None
-_solo: Solo | None = None
-
-
-def install(membership: Membership | None) -> None:
-    """Make *membership* the one that Trainers of this process get; the worker's entry point calls this."""
-    global _installed
-    _installed = membership
-
-
-def installed() -> Membership | None:
-    """The membership that a launcher gave this process, if there was one."""
-    return _installed
-
-
-def current() -> Membership:
-    """The installed membership, or that of a plain script: one job for the whole process."""
-    global _solo
-    if _installed is None and _solo is None:
-        _solo = Solo()
-    membership = _installed or _solo
-    assert membership is not None
-    return membership

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import bisect
-import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from virtualflow.errors import ProfileError
@@ -22,7 +18,6 @@ BEYOND = {
     LARGEST: "not measured beyond; a larger --largest gives more",
     PACE: "not measured beyond: this machine is too slow to stand for such a device there",
 }
-BUILT_IN = ("resnet50", "resnet56", "bert-base", "transformer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,24 +208,6 @@ def _told_by_facts(entry: Mapping[str, Any]) -> dict[str, str]:
     return told
 
 
-def read(path: Path) -> Workload:
-    try:
-        contents = json.loads(path.read_text())
-    except OSError as error:
-        raise ProfileError(f"cannot read the profile {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ProfileError(f"{path} is damaged ({error}). Make it again with `vf profile`.") from error
-    return from_json(contents, str(path))
-
-
-def read_all(folder: Path) -> Workload:
-    """All profiles of a folder as one workload: one device type a file, or several."""
-    found = [read(path) for path in sorted(folder.glob("*.json"))]
-    if not found:
-        raise ProfileError(f"there is no profile in {folder}. `vf profile SCRIPT` makes one.")
-    return merged(found)
-
-
 def merged(workloads: Sequence[Workload]) -> Workload:
     """Profiles of several device types together; of two for the same type the later one counts."""
     profiles = {name: profile for workload in workloads for name, profile in workload.profiles.items()}
@@ -241,30 +218,3 @@ def merged(workloads: Sequence[Workload]) -> Workload:
 
     communication = Communication(longest([c.by_devices for c in costs]), longest([c.by_machines for c in costs]))
     return Workload(workloads[-1].name, profiles, communication)
-
-
-def built_in(name: str) -> Workload:
-    """A workload of the paper, from its author's measurements."""
-    if name not in BUILT_IN:
-        raise ProfileError(f"there is no built-in workload {name!r}. There are {', '.join(BUILT_IN)}.")
-    folder = resources.files("virtualflow.core") / "profiles"
-    with (folder / "paper.csv").open() as file:
-        table = csv.DictReader(line for line in file if not line.startswith("#"))
-        rows = [row for row in table if row["workload"] == name]
-    points: dict[str, list[Point]] = {}
-    for row in rows:
-        size = int(row["node_size"])
-        points.setdefault(row["device_type"], []).append(Point(size, size / float(row["examples_per_second"])))
-    source = "the paper's author's measurements"
-    profiles = {kind: Profile(kind, tuple(found), source=source) for kind, found in points.items()}
-    costs = json.loads((folder / "communication.json").read_text())[name]
-    return from_json(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "workload": name,
-            "profiles": [asdict(profile) for profile in profiles.values()],
-            "communication": costs,
-        },
-        "the built-in profiles",
-    )

@@ -1,1 +1,1 @@
-"""The page and the HTTP API of a cluster, or of one job."""
+"""The page: static files that show what ``manager.api`` serves, and a copy in one file for reports."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
-from virtualflow.cluster.throughput import Throughput
+from virtualflow.cluster.throughput.model import Throughput
 from virtualflow.core.devices import Pool
 from virtualflow.sim import metrics
 from virtualflow.sim.costs import Costs

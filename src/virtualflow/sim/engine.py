@@ -27,7 +27,7 @@ from virtualflow.cluster.messages import (
 )
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
-from virtualflow.cluster.throughput import Speed, Throughput
+from virtualflow.cluster.throughput.model import Speed, Throughput
 from virtualflow.core.devices import Pool
 from virtualflow.errors import PolicyError
 from virtualflow.sim.costs import Costs

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from virtualflow.cluster.job import Job
-from virtualflow.cluster.throughput import Speed
+from virtualflow.cluster.throughput.model import Speed
 from virtualflow.sim.costs import Costs
 
 SpeedOf = Callable[[tuple[str, ...]], Speed]

@@ -22,8 +22,8 @@ from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
 
-from virtualflow.core.processes import die_with_parent
 from virtualflow.core.sharding import Indices
+from virtualflow.system.processes import die_with_parent
 from virtualflow.train.seeding import pin_threads
 
 logger = logging.getLogger("virtualflow")

@@ -8,9 +8,10 @@ from typing import IO, Any, cast
 
 import torch
 
-from virtualflow.core import faults, sealed
-from virtualflow.core.sealed import Seal, written_whole
+from virtualflow.core import faults
 from virtualflow.errors import CheckpointError
+from virtualflow.system import sealed_files
+from virtualflow.system.sealed_files import Seal, written_whole
 
 FORMAT = "virtualflow checkpoint"
 VERSION = 2
@@ -36,7 +37,7 @@ def read(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint, checked to be one, and to be what was written."""
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
-    is_sealed = sealed.check(path)
+    is_sealed = sealed_files.check(path)
     try:
         contents = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises a dozen types for damaged files

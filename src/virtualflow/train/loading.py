@@ -13,10 +13,10 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 from torch.utils.data import Sampler as SamplerObject
 
-from virtualflow.core import membership
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch, Indices, Sampler, sampled, shuffled
 from virtualflow.errors import ConfigError
+from virtualflow.train import solo
 from virtualflow.train.data import Collate, Dataset, Feed, Request, length_of
 from virtualflow.train.seeding import reseed
 
@@ -53,7 +53,7 @@ class Loading:
 
     def feed(self, dataset: Dataset) -> Feed:
         """A feed for one pass."""
-        devices = len(membership.current().devices) * torch.get_num_threads()
+        devices = len(solo.current().devices) * torch.get_num_threads()
         return Feed(
             dataset,
             collate_fn=self.collate_fn,

@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from virtualflow.core.membership import Job
+from virtualflow.core.membership import JobContext
 from virtualflow.core.profile import LARGEST, MEMORY, PACE, TIME, Point
 from virtualflow.core.sharding import GlobalBatch
 from virtualflow.errors import ConfigError, DeviceMemoryError
-from virtualflow.train import certificate
+from virtualflow.train import run_facts
+from virtualflow.train.committed import Live
 from virtualflow.train.data import Feed, Request, Shard
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
-from virtualflow.train.snapshot import Live
 from virtualflow.train.step import StepResult, StepRunner
 
 RESULT, PROGRESS = "profile.json", "profile.jsonl"
@@ -66,7 +66,7 @@ def measure(
         result = _communication(job, stopwatch, peers, virtual_nodes, settle)
     parameters = list(live.parts.model.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
-    facts = certificate.environment(device) | {"parameters": sum(parameter.numel() for parameter in parameters)}
+    facts = run_facts.environment(device) | {"parameters": sum(parameter.numel() for parameter in parameters)}
     (job.folder / RESULT).write_text(json.dumps(result | {"facts": facts}))
     raise SystemExit(0)
 
@@ -163,7 +163,7 @@ class _Synthetic(_Ready):
         return self._kept[request.virtual_node]
 
 
-def _node_sizes(job: Job, stopwatch: _Stopwatch, virtual_nodes: int) -> dict[str, Any]:
+def _node_sizes(job: JobContext, stopwatch: _Stopwatch, virtual_nodes: int) -> dict[str, Any]:
     assert job.profiling is not None
     points: list[Point] = []
     updates: list[float] = []
@@ -224,7 +224,7 @@ def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point,
 
 
 def _communication(
-    job: Job, stopwatch: _Stopwatch, peers: Peers, virtual_nodes: int, settle: Callable[[], None]
+    job: JobContext, stopwatch: _Stopwatch, peers: Peers, virtual_nodes: int, settle: Callable[[], None]
 ) -> dict[str, Any]:
     """The step time at node size 1, on as many devices as are wanted and then on ever fewer, one at last.
 
@@ -261,7 +261,7 @@ def _communication(
     return {"devices": devices, "step_seconds": seconds}
 
 
-def _tell(job: Job, line: dict[str, Any]) -> None:
+def _tell(job: JobContext, line: dict[str, Any]) -> None:
     """Of progress, to whoever waits for the result."""
     with (job.folder / PROGRESS).open("a") as file:
         file.write(json.dumps(line) + "\n")

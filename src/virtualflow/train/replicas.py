@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from virtualflow.errors import ReplicaError
 from virtualflow.train.bystanders import Bystanders
+from virtualflow.train.committed import Live
 from virtualflow.train.peers import Peers
-from virtualflow.train.snapshot import Live
 from virtualflow.train.state import contents, described, digest
 
 CAUSES = ("the optimizer's group", "loss_fn's", "state ", "requires_grad of", "the mode of")

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.utils import deterministic
 
-from virtualflow.core import membership
 from virtualflow.errors import ConfigError
+from virtualflow.train import solo
 
 logger = logging.getLogger("virtualflow")
 
@@ -41,7 +41,7 @@ def seed(seed: int, *, threads_per_device: int | None = None) -> None:
     says otherwise: gradients, and even some initialisations, differ between one thread and two.
     """
     global _seeded
-    launched = membership.installed()
+    launched = solo.installed()
     threads = threads_per_device or (launched.job.threads_per_device if launched else 1)
     pin_threads(threads)
     torch.manual_seed(seed)

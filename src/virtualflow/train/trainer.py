@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from virtualflow.core import membership as memberships
 from virtualflow.core.certificate import EMPTY_CHAIN, extend_chain
 from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
@@ -36,22 +35,32 @@ from virtualflow.events import (
     StepDone,
     stream_of,
 )
-from virtualflow.train import allocator, certificate, checkpoint, checks, inference, profiler, snapshot, strays
+from virtualflow.train import (
+    allocator,
+    checkpoint,
+    checks,
+    committed,
+    inference,
+    other_optimizers,
+    profiler,
+    run_facts,
+    solo,
+)
 from virtualflow.train.audit import Audit, Exchange
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.bystanders import Bystanders
+from virtualflow.train.committed import Live, Position
 from virtualflow.train.data import Collate, Dataset, Feed, length_of
-from virtualflow.train.keeper import Keeper, Mark
+from virtualflow.train.early_results import Recorded
 from virtualflow.train.loading import Loading, requests
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
-from virtualflow.train.recorded import Recorded
 from virtualflow.train.reduction import ExactReduction, FastReduction
 from virtualflow.train.replicas import Replicas
 from virtualflow.train.samples import Samples
+from virtualflow.train.saving import Keeper, Mark
 from virtualflow.train.seeding import generators_kept, make_deterministic, pin_threads, reseed, seeded
 from virtualflow.train.settings import Settings
-from virtualflow.train.snapshot import Live, Position
 from virtualflow.train.state import Parts, contents, digest, named_parameters, tensors_in
 from virtualflow.train.step import LossFn, StepResult, StepRunner, StepSettings
 from virtualflow.train.variables import MOST_NAMED, Variables
@@ -95,7 +104,7 @@ class Trainer:
         drop_last: bool = False,
         loader_workers: int | None = None,
     ) -> None:
-        self._membership = memberships.current()
+        self._membership = solo.current()
         state = tuple(state) if isinstance(state, list | tuple) else (state,)
         self._sizes = self._planned_sizes(batch_size) or node_sizes(batch_size, virtual_nodes)
         self._membership.mapping(len(self._sizes))  # refuses too many devices before anything else is done
@@ -119,7 +128,7 @@ class Trainer:
         kind = ExactReduction if reduction == "exact" else FastReduction
         reducer = kind(named_parameters(model), buffers, len(self._sizes))
         settings = Settings(parts, optimizer, state)
-        strays.declare((optimizer, *state))
+        other_optimizers.declare((optimizer, *state))
         self._live = Live(
             parts,
             optimizer,
@@ -251,14 +260,14 @@ class Trainer:
         self._events.write(EpochStarted(epoch.number, self._epochs_in_all, epoch.steps, first))
         try:
             for step in range(first, epoch.steps):
-                strays.watch(training=True)
+                other_optimizers.watch(training=True)
                 self._position.step = step  # the script may have skipped a batch
                 self._cross_boundary(epoch, step, feed)
                 reseed(derive(self._seed, "batch", epoch.number, step))
                 yield epoch.batch(step)
             self._close_epoch(epoch)
         finally:
-            strays.watch(training=False)
+            other_optimizers.watch(training=False)
             feed.close()
             self._position.finished = True
 
@@ -266,7 +275,7 @@ class Trainer:
         """The script is where the job is: from here on this worker has the job's state."""
         self._live.variables.enter_pass()
         if self._entering is not None and self._position.in_pass:
-            snapshot.put(self._live, self._entering)
+            committed.put(self._live, self._entering)
             self._replicas.equal_at = self.global_step
             if not self._membership.job.mixed:  # their kernels round differently
                 than = "when the checkpoint was written" if self._resumed else "on the other workers"
@@ -392,9 +401,9 @@ class Trainer:
             # For the script, which may look at it. It comes once more where the loop is, after what the script does at
             # the top of the epoch, which may give the model the form that this needs.
             with contextlib.suppress(CheckpointError):
-                snapshot.put(self._live, copy.deepcopy(saved))
+                committed.put(self._live, copy.deepcopy(saved))
         else:
-            snapshot.put(self._live, saved)
+            committed.put(self._live, saved)
         self._position, self._entering, self._resumed = position, saved, True
         self._recorded.replay([*saved["between"], *(saved["results"] if inside else [])])
         self._check_replicas("load", "after load")
@@ -443,7 +452,7 @@ class Trainer:
     def _write_facts(self, reduction: str) -> None:
         self._check_replicas("Trainer", "at the start, although vf.seed was called")
         facts = {
-            **certificate.environment(self._device),
+            **run_facts.environment(self._device),
             "reduction": reduction,
             **self._job_facts(),
             "seeded": seeded() is not None,
@@ -535,13 +544,13 @@ class Trainer:
         self._keeper.keep_marked(mark)
 
     def _send_state(self, group: Group) -> None:
-        contents = snapshot.take(self._live, self._position) | {"top": self._top}
+        contents = committed.take(self._live, self._position) | {"top": self._top}
         contents |= {"agreements": self._peers.agreements, "agreed": self._peers.last}
         contents |= {"between": self._recorded.between, "results": self._recorded.section}
-        snapshot.send(contents, group)
+        committed.send(contents, group)
 
     def _receive_state(self, group: Group) -> None:
-        contents = snapshot.receive(group)
+        contents = committed.receive(group)
         self._position = Position(**contents["position"])
         self._entering = contents  # put in where the loop is: until then the script runs as it did on the others
         self._peers.agreements, self._peers.last = contents["agreements"], contents["agreed"]

@@ -8,9 +8,9 @@ import pytest
 
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
-from virtualflow.cluster.table import Table
+from virtualflow.cluster.throughput.table import Table
 from virtualflow.core.devices import parse_pools
-from virtualflow.sim import costs, throughputs
+from virtualflow.sim import costs, gavel_table
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.engine import simulate
 from virtualflow.sim.result import JobResult, Run
@@ -131,7 +131,7 @@ def test_turns_get_work_done_even_where_resuming_takes_longer_than_a_turn() -> N
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 def test_packing_pays_by_the_slowdowns_that_gavel_measured() -> None:
     """The paper has 26% from packing on its cluster. Here: an hour of each workload of Gavel's table, on 8 V100."""
-    speeds = throughputs.read(DATA / "gavel/simulation_throughputs.json")
+    speeds = gavel_table.read(DATA / "gavel/simulation_throughputs.json")
     names = sorted({name for name, count in speeds._alone["v100"] if count == 1})
     jobs = [Job(name, 0.0, 1, 3600.0 * speeds._alone["v100"][name, 1], name) for name in names]
     packed = run(jobs, speeds, "v100:8")

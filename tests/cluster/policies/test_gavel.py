@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from virtualflow.cluster.free_sizes import FreeSizes
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import JobArrived, Resize, Start, Woken
 from virtualflow.cluster.policies import registry
@@ -14,10 +13,11 @@ from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.policies.gavel import Gavel
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.snapshot import Snapshot
-from virtualflow.cluster.table import GAVEL_ROUND_SECONDS, Table
+from virtualflow.cluster.throughput.free_sizes import FreeSizes
+from virtualflow.cluster.throughput.table import GAVEL_ROUND_SECONDS, Table
 from virtualflow.core.devices import parse_pools
 from virtualflow.errors import ConfigError, PolicyError
-from virtualflow.sim import costs, importers, metrics, throughputs
+from virtualflow.sim import costs, gavel_table, importers, metrics
 from virtualflow.sim.engine import simulate
 from virtualflow.sim.result import Run
 
@@ -28,7 +28,7 @@ FAMILY = ("las", "las-agnostic", "water-filling", "ftf", "makespan")
 
 
 def on_gavels_trace(name: str, compat: str | None) -> Run:
-    table = throughputs.read(
+    table = gavel_table.read(
         DATA / "gavel/simulation_throughputs.json", whole_steps_seconds=GAVEL_ROUND_SECONDS if compat else None
     )
     jobs = importers.read(DATA / "gavel/generated_vf_like/vf_like_8jph_seed0.trace").jobs

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.optimus import shared_out
-from virtualflow.cluster.table import Table
+from virtualflow.cluster.throughput.table import Table
 from virtualflow.core.devices import parse_pools
 from virtualflow.sim import costs
 from virtualflow.sim.engine import simulate

@@ -15,7 +15,7 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.policies.themis import Themis, partial_allocation, proportionally_fair
-from virtualflow.cluster.throughput import Profiled
+from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
 from virtualflow.sim import costs
 from virtualflow.sim.engine import simulate

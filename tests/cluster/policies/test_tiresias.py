@@ -6,7 +6,7 @@ import pytest
 
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies.tiresias import Tiresias
-from virtualflow.cluster.throughput import Profiled
+from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
 from virtualflow.sim import costs, metrics
 from virtualflow.sim.engine import simulate

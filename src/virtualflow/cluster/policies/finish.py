@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from virtualflow.cluster.linear_programs import Floats, fewest_seconds, least_ratio
 from virtualflow.cluster.policies.gavel import Entry, Gavel
-from virtualflow.cluster.program import Floats, fewest_seconds, least_ratio
 from virtualflow.cluster.snapshot import Snapshot
 
 AS_GOOD_AS_DONE = 1e-6  # of a job's steps: with less left, ratios would be those of rounding

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from virtualflow.cluster.job import Job, JobState
+from virtualflow.cluster.linear_programs import Floats, Program
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
-from virtualflow.cluster.program import Floats, Program
 from virtualflow.cluster.snapshot import Snapshot
-from virtualflow.cluster.table import GAVEL, GAVEL_ROUND_SECONDS
+from virtualflow.cluster.throughput.table import GAVEL, GAVEL_ROUND_SECONDS
 from virtualflow.errors import ConfigError
 
 GATE_SECONDS = 1920.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from virtualflow.cluster.job import Job
+from virtualflow.cluster.linear_programs import Floats, max_min, water_filling
 from virtualflow.cluster.policies.gavel import PAPER, Column, Entry, Gavel
-from virtualflow.cluster.program import Floats, max_min, water_filling
 from virtualflow.cluster.snapshot import Snapshot
 
 

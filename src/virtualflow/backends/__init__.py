@@ -1,0 +1,3 @@
+"""Where workers run: as processes of this machine (``local``, forked from ``forkserver``) or on a Ray cluster (``ray``,
+with ``remote_*`` for what passes between machines). Each fulfils ``job.backend``. Knows nothing of virtual nodes.
+"""

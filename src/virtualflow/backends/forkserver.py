@@ -1,0 +1,138 @@
+"""A process with torch already loaded, from which workers are forked: ready in milliseconds, not seconds.
+
+It runs no torch operation and has one thread, so that a fork is clean. It speaks JSON over a Unix socket, a message a
+packet, with file descriptors beside them, and ends, with all its workers, when its owner does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from importlib import import_module
+from typing import Any, NoReturn
+
+from virtualflow.job.output import outlasting
+from virtualflow.job.spec import WorkerSpec
+from virtualflow.system.processes import adopt_orphans, end_children
+
+MOST_TOLD = 8  # of the processes that a worker has left behind
+OUTLIVE_SECONDS = 1800.0  # for a step or an evaluation that one of many workers has to finish alone
+
+_workers: set[int] = set()
+_patience_seconds = 30.0
+
+
+def main() -> None:
+    # A Ctrl-C is the coordinator's business; and Slurm tells every process of a job to end, this one too.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    adopt_orphans()  # what a worker leaves behind is ended with it
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # imports leave no garbage, and looking for it takes half a second
+    worker = import_module("virtualflow.job.worker")
+    import_module("torch._dynamo")  # making an optimizer imports it, which takes a second
+    import_module("virtualflow.train.kernel").load()
+    gc.freeze()  # nor need the workers look there, which would copy the pages
+    gc.enable()
+    wake_reader, wake_writer = socket.socketpair()
+    wake_reader.setblocking(False)
+    wake_writer.setblocking(False)
+    signal.set_wakeup_fd(wake_writer.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector = selectors.DefaultSelector()
+    selector.register(connection, selectors.EVENT_READ)
+    selector.register(wake_reader, selectors.EVENT_READ)
+    _send(connection, {"ready": os.getpid()})
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is connection:
+                _handle(connection, worker)
+            else:
+                wake_reader.recv(4096)
+                _reap(connection)
+
+
+def _handle(connection: socket.socket, worker: Any) -> None:
+    message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    if not message:
+        _outlive()
+    request = json.loads(message)
+    child = os.fork()
+    if child == 0:
+        connection.close()  # or nobody would see when the server ends
+        _become_worker(request, descriptors, worker)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    global _patience_seconds
+    _patience_seconds = WorkerSpec.from_json(request["worker"]).patience_seconds
+    _workers.add(child)
+    _send(connection, {"started": child})
+
+
+def _outlive() -> NoReturn:
+    """The coordinator is gone: let the workers leave their checkpoint, and end with them."""
+    deadline = time.monotonic() + max(OUTLIVE_SECONDS, 2 * _patience_seconds)
+    while _workers and time.monotonic() < deadline:
+        _reap(None)
+        time.sleep(0.02)
+    end_children(spared=set())
+    sys.exit(0)
+
+
+def _become_worker(request: dict[str, Any], descriptors: list[int], worker: Any) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()  # a group of its own, so that all it starts can be ended with it
+        adopt_orphans()  # as long as it lives: then the server knows whose they were
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.environ.update(request["environment"])
+        os.dup2(descriptors[0], 1)
+        os.dup2(descriptors[1], 2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.stdout, sys.stderr = outlasting(1), outlasting(2)
+        code = worker.run(WorkerSpec.from_json(request["worker"]), descriptors[2])
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # Not sys.exit: that would unwind into the server's own loop.
+        os._exit(code)
+
+
+def _reap(connection: socket.socket | None) -> None:
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None:
+            return
+        # Before the id is given back: whatever the worker started in its group ends with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(ended.si_pid, signal.SIGKILL)
+        _, status = os.waitpid(ended.si_pid, 0)
+        if ended.si_pid not in _workers:
+            continue  # what a worker has left, and ended with it
+        _workers.discard(ended.si_pid)
+        left = [child.command for child in end_children(spared=_workers)]
+        if connection is not None:
+            _send(
+                connection,
+                {"exited": ended.si_pid, "code": os.waitstatus_to_exitcode(status), "left": left[:MOST_TOLD]},
+            )
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode())
+
+
+if __name__ == "__main__":
+    main()

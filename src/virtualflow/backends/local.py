@@ -1,0 +1,221 @@
+"""Workers as processes of this machine, forked from a server that has torch loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from virtualflow.errors import LaunchError
+from virtualflow.job.backend import Exit, NotReadyError, Place
+from virtualflow.job.spec import WorkerSpec
+from virtualflow.system import hash_seed
+from virtualflow.system.hash_seed import hash_seed_of
+from virtualflow.system.processes import adopt_orphans, end_children
+
+LOOPBACK = "127.0.0.1"
+START_SECONDS = 120.0  # importing torch from a cold disk on a busy machine
+
+
+class LocalBackend:
+    """Owns a fork server and everything forked from it; leaving the ``with`` block ends them all."""
+
+    address = LOOPBACK
+
+    def __init__(
+        self,
+        *,
+        threads_per_device: int = 1,
+        hash_seed: str | None = None,
+        inherited: Sequence[int] = (),
+        outlives_us: bool = False,
+    ) -> None:
+        """The workers, too, hold the descriptors in *inherited*."""
+        self._threads = threads_per_device
+        self._hash_seed = hash_seed or hash_seed_of(os.environ)
+        self._inherited = inherited
+        self._outlives_us = outlives_us
+        self._exits: list[Exit] = []
+        self._alive: set[int] = set()
+        self._adopted: dict[int, int] = {}  # workers whose server was killed: process ids by their descriptors
+        self._marker = f"VF_FORKED_FOR={os.getpid()}-{id(self)}"  # in the environment of all that workers start
+
+    def __enter__(self) -> Self:
+        self._poll = select.epoll()  # of the server's connection, and of workers that have outlived their server
+        if not self._outlives_us:
+            adopt_orphans()  # the workers, if their server is killed: the job goes on
+        self._start_server()
+        try:
+            self._note(self._receive("ready"))
+        except BaseException:  # Ctrl-C, for one: nobody else would end the server
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _start_server(self) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = os.environ | {
+            "MKL_CBWR": "AUTO,STRICT",
+            "OMP_NUM_THREADS": str(self._threads),
+            hash_seed.VARIABLE: self._hash_seed,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # a lost peer is no news for the script's output
+            **dict([self._marker.split("=")]),
+        }
+        command = [sys.executable, "-m", "virtualflow.backends.forkserver", str(theirs.fileno())]
+        if self._outlives_us:  # no child of ours: whoever ends us ends our children, and it has a checkpoint to see to
+            command = ["/bin/sh", "-c", '"$@" &', "sh", *command]
+        with theirs:
+            self._server = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno(), *self._inherited],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._is_ready = False
+        self._poll.register(self._connection, select.EPOLLIN)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pid in list(self._alive):
+            self.kill(pid, signal.SIGKILL)
+        self._server.kill()
+        self._server.wait()
+        for pidfd in self._adopted:
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+            os.close(pidfd)
+        end_children(spared=set(), marker=self._marker)  # what workers have left, if the server could not see to it
+        self._connection.close()
+        self._poll.close()
+
+    def check(self, devices: Sequence[str]) -> None:
+        """A core runs any number of workers; a worker itself knows whether its accelerator exists."""
+
+    def start(
+        self, spec: WorkerSpec, stdout: int, stderr: int, control: int, environment: Mapping[str, str] | None = None
+    ) -> int:
+        request = {"worker": spec.to_json(), "environment": dict(environment or {})}
+        return self._fork(request, [stdout, stderr, control])
+
+    def exits(self, timeout_seconds: float = 0.0) -> list[Exit]:
+        for descriptor, _ in self._poll.poll(timeout_seconds):
+            if descriptor in self._adopted:
+                self._note_end_of_adopted(descriptor)
+            elif descriptor == self._connection.fileno():
+                self._take_what_has_come()
+        ended, self._exits = self._exits, []
+        return ended
+
+    def kill(self, process: int, signal_number: int) -> None:
+        if process in self._alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal_number)
+
+    def place_of(self, process: int) -> Place:
+        return Place(LOOPBACK, process)
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        self._take_what_has_come()
+        if not self._is_ready:
+            raise NotReadyError("the process that workers are forked from was killed, and another one is starting")
+        try:
+            socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+            pid = int(self._receive("started")["started"])
+        except (ServerLostError, BrokenPipeError, ConnectionResetError):
+            self._replace_server()
+            raise NotReadyError("the process that workers are forked from was killed") from None
+        self._alive.add(pid)
+        return pid
+
+    def _receive(self, kind: str) -> dict[str, Any]:
+        """Wait for a message of this *kind*."""
+        self._connection.settimeout(START_SECONDS)
+        while True:
+            try:
+                message = self._read()
+            except TimeoutError:
+                raise LaunchError(f"the fork server did not answer within {START_SECONDS:.0f} s") from None
+            if kind in message:
+                return message
+            self._note(message)
+
+    def _take_what_has_come(self) -> None:
+        self._connection.setblocking(False)
+        try:
+            while True:
+                self._note(self._read())
+        except BlockingIOError:
+            return
+        except ServerLostError:
+            self._replace_server()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            packet = self._connection.recv(1 << 16)
+        except ConnectionResetError:  # it had not read everything yet
+            packet = b""
+        if not packet:
+            raise ServerLostError(
+                f"the process that workers are forked from ended (exit code {self._server.poll()}). Its own error is "
+                "above; `vf doctor` says what is missing on this machine."
+            )
+        message: dict[str, Any] = json.loads(packet)
+        return message
+
+    def _note(self, message: dict[str, Any]) -> None:
+        self._is_ready |= "ready" in message
+        if "exited" in message:
+            self._alive.discard(message["exited"])
+            self._exits.append(Exit(message["exited"], message["code"], tuple(message["left"])))
+
+    def _replace_server(self) -> None:
+        """The server was killed: its workers are ours now, and others will be forked from a new one."""
+        if self._outlives_us:
+            raise LaunchError("the process that workers are forked from was killed")
+        self._server.wait()  # it has ended, or is about to
+        self._poll.unregister(self._connection)
+        self._connection.close()
+        adopted = self._alive - set(self._adopted.values())
+        for pid in adopted:
+            try:
+                pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:  # it ended, and its server knew
+                self._alive.discard(pid)
+                self._exits.append(Exit(pid, -signal.SIGKILL))
+                continue
+            self._adopted[pidfd] = pid
+            self._poll.register(pidfd, select.EPOLLIN)
+        self._start_server()
+
+    def _note_end_of_adopted(self, pidfd: int) -> None:
+        pid = self._adopted.pop(pidfd)
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # whatever it has started in its group
+        self._alive.discard(pid)
+        code = -signal.SIGKILL if ended is None else _exit_code(ended)
+        left = end_children(spared={*self._alive, self._server.pid}, marker=self._marker)
+        self._exits.append(Exit(pid, code, tuple(child.command for child in left)))
+
+
+class ServerLostError(LaunchError):
+    """The fork server has ended."""
+
+
+def _exit_code(ended: os.waitid_result) -> int:
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

@@ -1,0 +1,79 @@
+"""How ``vf`` verbs reach the coordinator of a running job: one JSON request, one JSON answer, over a Unix socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from virtualflow.errors import LaunchError, UnreachableError
+from virtualflow.job.folder import JobFolder
+
+ANSWER_SECONDS = 10.0
+
+
+def listen(folder: JobFolder) -> socket.socket:
+    """A socket in the job's folder, which only its owner can reach."""
+    folder.control.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _within(folder) as name:
+        listening.bind(name)
+    os.chmod(folder.control, 0o600)
+    listening.listen()
+    listening.setblocking(False)
+    return listening
+
+
+def ask(folder: JobFolder, seconds: float = ANSWER_SECONDS, **request: Any) -> dict[str, Any]:
+    """The coordinator's answer to *request*. Raises UnreachableError if none comes within so many seconds."""
+    job_id = folder.path.name
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(seconds)
+            with _within(folder) as name:
+                connection.connect(name)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with closing(connection.makefile("rb")) as answers:
+                line = answers.readline()
+    except OSError as error:
+        why = error.strerror or error
+        raise UnreachableError(f"job {job_id} can't be reached ({why}){_state_of(folder)}") from error
+    if not line:
+        raise UnreachableError(f"job {job_id} ended before it could answer")
+    try:
+        answer: dict[str, Any] = json.loads(line)
+        refusal = answer.get("error")
+    except (ValueError, AttributeError) as error:
+        raise UnreachableError(f"job {job_id} gave no answer that makes sense: {line[:80]!r}") from error
+    if refusal is not None:
+        raise LaunchError(str(refusal))
+    return answer
+
+
+def _state_of(folder: JobFolder) -> str:
+    try:
+        return f": its state is {folder.read_state()['state']}"
+    except OSError:
+        return ""
+
+
+def answers(folder: JobFolder) -> bool:
+    """Whether a coordinator runs the job."""
+    try:
+        ask(folder, verb="status")
+    except LaunchError:
+        return False
+    return True
+
+
+@contextmanager
+def _within(folder: JobFolder) -> Iterator[str]:
+    """The socket's name by way of its folder's descriptor: an address holds 108 bytes, and a path may be longer."""
+    descriptor = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{folder.control.name}"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,101 @@
+"""Runs a job whose folder exists, in this process: the foreground of ``vf run``, and ``--detach`` behind the scenes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+
+from virtualflow.backends.local import LocalBackend
+from virtualflow.errors import VirtualFlowError
+from virtualflow.job import checkpoints, launch
+from virtualflow.job.backend import Backend
+from virtualflow.job.coordinator import Coordinator, Outcome
+from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.output import Logged, Sink
+from virtualflow.system.home import home
+from virtualflow.system.interrupts import Interrupted, interruptible
+
+
+def run_job(
+    folder: JobFolder,
+    sink: Sink | None = None,
+    on_tick: Callable[[], None] = lambda: None,
+    *,
+    token: str | None = None,
+    backend: Backend | None = None,
+) -> Outcome:
+    """Run the job of *folder* to its end; a signal ends it and every worker: with a checkpoint, if it is the first.
+
+    With the *token* of a launch, do nothing if that was made before. *backend* is one that is open already.
+    """
+    job = folder.spec()
+    output = Logged(folder.path / "logs", sink)
+    try:
+        with ExitStack() as owned:
+            lock = owned.enter_context(folder.locked())
+            due, checkpoint = launch.take(folder, token) if token is not None else (True, None)
+            if not due:
+                return Outcome(0)
+            checkpoint = checkpoints.whole(folder, checkpoint, lambda text: _say(output, job, text))
+            interrupts = owned.enter_context(interruptible())
+            try:
+                workers = backend or owned.enter_context(_backend_of(job, lock))
+                coordinator = Coordinator(job, folder, workers, output, on_tick, checkpoint)
+                interrupts.on_notice = coordinator.notice
+                outcome = coordinator.run()
+            except Interrupted:
+                with contextlib.suppress(OSError):
+                    folder.write_state(folder.read_state() | {"state": "CANCELLED", "workers": []})
+                raise
+            told = interrupts.noticed or (signal.SIGTERM if coordinator.was_preempted else None)
+            if told is not None and coordinator.was_stopped:
+                outcome = dataclasses.replace(outcome, code=128 + told, was_interrupted=True)
+            if outcome.failure is not None:
+                quiet = f"the script ended with exit code {outcome.code}; its output says why\n"
+                with contextlib.suppress(OSError):  # a full disk: the state has the last line
+                    folder.failure.touch(0o600)
+                    folder.failure.write_text(outcome.failure.text or quiet)
+            return outcome
+    except Interrupted as interruption:
+        return Outcome(128 + interruption.signal_number, was_interrupted=True)
+    finally:
+        output.close()
+
+
+def _say(output: Sink, job: JobSpec, text: str) -> None:
+    output.write(job.devices[0], "stderr", f"{text}\n".encode(), lead=True)
+
+
+def _backend_of(job: JobSpec, lock: int) -> AbstractContextManager[Backend]:
+    if job.backend == "local":
+        # With the lock: workers that outlive their coordinator for a moment still are the job.
+        return LocalBackend(threads_per_device=job.threads_per_device, hash_seed=job.hash_seed, inherited=[lock])
+    from virtualflow.backends.ray import RayBackend  # says so if Ray is not installed
+
+    return RayBackend(
+        threads_per_device=job.threads_per_device,
+        hash_seed=job.hash_seed,
+        device_type=job.device_type,
+        emulated=job.emulated.keys(),
+        pinned=job.pinned,
+    )
+
+
+def main() -> None:
+    """``python -m virtualflow.job.serve JOB TOKEN``"""
+    job_id, token = sys.argv[1:]
+    try:
+        outcome = run_job(JobFolder(home() / "jobs" / job_id), token=token)
+    except VirtualFlowError as error:
+        sys.exit(f"error: {error}")
+    if outcome.failure is not None:
+        print(outcome.failure.text, file=sys.stderr)
+    sys.exit(outcome.code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""A worker: the process that drives one device. Joins the training code to the job's group, then runs the script."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from virtualflow.core.devices import CPU, type_of
+from virtualflow.core.emulation import Emulated
+from virtualflow.core.membership import JobContext
+from virtualflow.core.seeds import derive
+from virtualflow.errors import ConfigError, CoordinatorLostError, LaunchError, PeerLostError, VirtualFlowError
+from virtualflow.job.member import Leave, Member
+from virtualflow.job.spec import Failure, WorkerSpec
+from virtualflow.job.wire import BEATS, Wire
+from virtualflow.program import provenance, source
+from virtualflow.program.file_reads import ChangedFile, Reading
+from virtualflow.program.manifest import Program
+from virtualflow.program.overlay import Overlay, Tell
+from virtualflow.program.runner import run_script
+from virtualflow.system.hash_seed import hash_seed_here
+from virtualflow.train import solo
+from virtualflow.train import trainer as _preloaded  # noqa: F401  (before the fork, so that a worker starts at once)
+from virtualflow.train.seeding import pin_threads, reseed
+from virtualflow.train.step import is_out_of_memory
+
+WITHOUT_TRAINER = (
+    "every device trains a copy of its own, of which all but one are lost, because nothing joins them. Let a "
+    "vf.Trainer make the steps, as in `trainer = vf.Trainer(...)`, `trainer.step(batch)`; or use one device."
+)
+
+
+def run(spec: WorkerSpec, control: int) -> int:
+    """Run the script as one worker of the job; return the process's exit code."""
+    wire = Wire(socket.socket(fileno=control))
+    threading.Thread(target=_beat, args=(wire, spec.patience_seconds / BEATS), daemon=True).start()
+    snapshot, tell = Path(spec.job_folder, "snapshot"), _line(wire)
+    overlay = Overlay(Program.of(snapshot, spec.script), snapshot, tell)
+    reading = Reading(overlay, spec.job_folder, lambda: Program.of(snapshot, spec.script), tell)
+    try:
+        member = _enter(spec, wire, lambda: _program_facts(overlay, reading))
+        solo.install(member)
+        signal.signal(signal.SIGTERM, lambda *_: member.leave_when_possible())
+        _await_first_step(spec, member, reading)
+        reading.start()
+        code = run_script(overlay, spec.script, spec.arguments)
+        if code == 0:
+            _check_trainer(spec, member)
+            member.finish()
+        atexit._run_exitfuncs()  # the process ends without returning to the interpreter that it was forked from
+        return code
+    except (Leave, CoordinatorLostError):
+        return 0  # asked to go; or nobody is left to ask, and the lead has left a checkpoint
+    except BaseException as error:
+        if isinstance(error, ChangedFile):
+            if spec.joins:
+                tell(refused=str(error))
+                return 0
+            error = LaunchError(str(error)).with_traceback(error.__traceback__)
+        # Told to the coordinator, so that it is told once.
+        failure = Failure(
+            spec.device, type(error).__name__, _told(overlay.program.script, error), isinstance(error, PeerLostError)
+        )
+        wire.send(failure=failure.to_json())
+        return 1
+
+
+def _beat(wire: Wire, seconds: float) -> None:
+    """Show the coordinator that this process runs, whatever its script does."""
+    while True:
+        time.sleep(seconds)
+        wire.beat()
+
+
+def _line(wire: Wire) -> Tell:
+    process = os.getpid()
+
+    def tell(**message: Any) -> None:
+        if os.getpid() == process:  # a loader's process has the line, too, and must not speak on it
+            wire.send(**message)
+
+    return tell
+
+
+def _enter(spec: WorkerSpec, wire: Wire, facts: Callable[[], dict[str, Any]]) -> Member:
+    if spec.hash_seed != (here := hash_seed_here()):
+        raise LaunchError(
+            f"the job has PYTHONHASHSEED={spec.hash_seed}, and this worker {here}: its sets would have another order. "
+            "Whoever starts the worker must set it before Python starts."
+        )
+    pin_threads(spec.threads_per_device)
+    reseed(derive(0, spec.job_id))  # without a seed, too, all workers draw the same, whenever they start
+    device_type = _claim_device(spec)
+    job = JobContext(
+        spec.job_id,
+        Path(spec.job_folder),
+        spec.audit,
+        spec.threads_per_device,
+        device_type,
+        spec.checkpoint_every,
+        Path(spec.resume_from) if spec.resume_from else None,
+        Emulated.from_json(spec.emulated) if spec.emulated else None,
+        spec.node_sizes,
+        spec.mixed,
+        spec.profiling,
+        facts,
+    )
+    return Member(spec, job, wire)
+
+
+def _claim_device(spec: WorkerSpec) -> str:
+    wanted = type_of(spec.device)
+    if spec.emulated is not None or spec.device_type == "cpu":
+        return "cpu"
+    if wanted == CPU and spec.device_type == "auto" and not torch.cuda.is_available():
+        return "cpu"
+    present = list(range(torch.cuda.device_count()))
+    if wanted != CPU and not spec.sees_one:
+        present = [number for number in present if wanted.lower() in torch.cuda.get_device_name(number).lower()]
+    if spec.accelerator >= len(present):
+        raise ConfigError(
+            f"device {spec.device} does not exist: this machine has {len(present)} such device(s). Use at most that "
+            "many, --device-type cpu, or emulate the type: --emulate WORKLOAD, or --device-file FILE."
+        )
+    torch.cuda.set_device(present[spec.accelerator])
+    return "cuda"
+
+
+def _program_facts(overlay: Overlay, reading: Reading) -> dict[str, Any]:
+    program = overlay.program
+    facts = provenance.code_facts({**program.modules, **source.loaded()}, overlay.read, program.revision)
+    files = {program.shown(file): digest[: provenance.SHORT] for file, digest in reading.told.items()}
+    return facts | {"files": files}
+
+
+def _await_first_step(spec: WorkerSpec, member: Member, reading: Reading) -> None:
+    """With it the job has read what it needs; and before it, a Trainer must have been made."""
+
+    def stepped(*_: Any) -> None:
+        if not reading.notes:
+            return
+        reading.notes = False
+        if not member.has_trainer and len(spec.devices) > 1 and spec.device == spec.devices[0]:
+            print(f"warning: {WITHOUT_TRAINER}", file=sys.stderr, flush=True)
+
+    register_optimizer_step_pre_hook(stepped)
+
+
+def _check_trainer(spec: WorkerSpec, member: Member) -> None:
+    if member.has_trainer:
+        return
+    if len(spec.devices) > 1 or spec.joins:
+        raise LaunchError(f"the script has ended, and it has made no Trainer: {WITHOUT_TRAINER}")
+    print(
+        "warning: the script has ended, and it has made no Trainer: it ran as under plain python, and can be neither "
+        "resized nor resumed. Let a vf.Trainer make its steps.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _told(script: str, error: BaseException) -> str:
+    """The traceback from the script on; for an error that explains itself, without the frames of this library."""
+    told = traceback.TracebackException.from_exception(error)
+    start = next((number for number, frame in enumerate(told.stack) if frame.filename == script), 0)
+    del told.stack[:start]
+    if isinstance(error, VirtualFlowError):
+        library = str(Path(__file__).resolve().parent.parent)
+        told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith((library, "<frozen"))]
+        told.__cause__ = None
+    text = "".join(told.format())
+    if is_out_of_memory(error) and not isinstance(error, VirtualFlowError):
+        text += "The device ran out of memory: more virtual nodes (each is then smaller) need less of it.\n"
+    return text

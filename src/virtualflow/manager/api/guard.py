@@ -1,0 +1,160 @@
+"""Who may talk to the server: whoever shows the token, or has a session that a one-time link has opened.
+
+Nobody else is told anything, not even what there is to ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from virtualflow.manager.api.connections import ADMIT
+from virtualflow.manager.api.sessions import KEY_HEADER, SESSION_SECONDS, Session, Sessions
+
+COOKIE = "vf_session"
+MOST_BYTES = 32 << 20  # of a request: a snapshot of a script and its modules
+POLICY = (
+    "default-src 'self'; img-src 'self' data:; style-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'"
+)
+HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"cross-origin-resource-policy", b"same-origin"),  # the server of another port is another site
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+PAGE = ("/", "/docs", "/openapi.json")  # what a browser opens by itself, and which tells of no job
+FILES = "/static/"
+
+
+class Guard:
+    """Lets requests through to *app*."""
+
+    def __init__(self, app: ASGIApp, token: bytes) -> None:
+        self._app = app
+        self._token = token
+        self.sessions = Sessions()
+        self.one_time_code = self.sessions.one_time_code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if self._has_token(headers):
+            await self._pass(scope, receive, send, headers)
+        elif scope["path"] == "/login" and scope["method"] == "GET" and (opened := self._login(scope, headers)):
+            # Behind the #, so that it stays in the browser.
+            where = f"/#session={opened.key}".encode()
+            await _answer(send, 303, [(b"location", where), (b"set-cookie", _cookie(scope, opened)), *HEADERS])
+        elif (session := self.sessions.find(_cookies(scope))) is None:
+            await _answer(send, 401, [(b"www-authenticate", b"Bearer")])
+        elif (refusal := _refusal(session, scope, headers)) is not None:
+            await _answer(send, 403, [(b"content-type", b"application/json")], json.dumps({"detail": refusal}).encode())
+        else:
+            await self._pass_for_now(session, scope, receive, send, headers)
+
+    def _has_token(self, headers: dict[bytes, bytes]) -> bool:
+        kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+        return kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
+
+    def _login(self, scope: Scope, headers: dict[bytes, bytes]) -> Session | None:
+        code = parse_qs(scope["query_string"].decode("latin-1")).get("code", [""])[0]
+        return self.sessions.open(code, headers.get(b"host", b"").decode("latin-1"))
+
+    async def _pass_for_now(
+        self, session: Session, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+    ) -> None:
+        """A stream ends with the session that has asked for it."""
+        under_way = False
+
+        async def watched(message: Message) -> None:
+            nonlocal under_way
+            await send(message)
+            under_way = message["type"] == "http.response.start" or bool(message.get("more_body"))
+
+        try:
+            async with asyncio.timeout(self.sessions.seconds_left(session)):
+                await self._pass(scope, receive, watched, headers)
+        except TimeoutError:
+            if under_way:
+                await send({"type": "http.response.body", "body": b""})
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> None:
+        if (admit := scope.get("state", {}).get(ADMIT)) is not None:
+            admit()
+        if _length(headers) > MOST_BYTES:
+            await _answer(send, 413, [], b'{"detail": "the request is larger than 32 MB"}')
+        else:
+            await self._app(scope, _limited(receive), _guarded(send))
+
+
+def _refusal(session: Session, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+    """Why a request with the cookie is not this server's own page's."""
+    if not session.is_at_home(headers.get(b"host", b""), headers.get(b"origin"), scope["scheme"]):
+        return "this request comes from another page than this server's own"
+    reads_page = scope["method"] in ("GET", "HEAD") and (scope["path"] in PAGE or scope["path"].startswith(FILES))
+    if not reads_page and not session.has_key(headers.get(KEY_HEADER, b"")):
+        return "not signed in: open the address that `vf dashboard` prints"
+    return None
+
+
+def _name(scope: Scope) -> str:
+    port = (scope.get("server") or ("", 0))[1]
+    return f"{'__Host-' if scope['scheme'] == 'https' else ''}{COOKIE}_{port}"
+
+
+def _cookie(scope: Scope, session: Session) -> bytes:
+    secure = "; Secure" if scope["scheme"] == "https" else ""
+    kept = f"HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_SECONDS:.0f}{secure}"
+    return f"{_name(scope)}={session.cookie}; {kept}".encode()
+
+
+def _cookies(scope: Scope) -> Iterator[bytes]:
+    """The values of this server's cookie, whatever else of whoever else's is sent along."""
+    wanted = _name(scope).encode()
+    for header, value in scope["headers"]:
+        for part in value.split(b";") if header == b"cookie" else ():
+            name, _, cookie = part.strip().partition(b"=")
+            if name == wanted:
+                yield cookie
+
+
+def _length(headers: dict[bytes, bytes]) -> int:
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else MOST_BYTES + 1
+
+
+def _limited(receive: Receive) -> Receive:
+    """A body that comes in pieces has no length that could be looked at."""
+    received = 0
+
+    async def limited() -> Any:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        return message if received <= MOST_BYTES else {"type": "http.disconnect"}
+
+    return limited
+
+
+def _guarded(send: Send) -> Send:
+    async def guarded(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *HEADERS]
+        await send(message)
+
+    return guarded
+
+
+async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"") -> None:
+    more = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *more]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,283 @@
+"""The HTTP API of a cluster or of one job, and the page that uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+from collections.abc import AsyncIterator, Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import FastAPI, Query, Request
+from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel, ConfigDict, Field
+
+from virtualflow import __version__
+from virtualflow.errors import LedgerError, UnknownJobError, VirtualFlowError
+from virtualflow.manager.api import prometheus, views
+from virtualflow.manager.api.guard import Guard
+from virtualflow.manager.api.views import Source, View
+from virtualflow.manager.submission import Submission
+from virtualflow.program.capture import take
+
+STREAM_SECONDS = 0.5  # between two looks for something new
+BEAT_SECONDS = 15.0  # so that a lost connection is noticed
+MOST = 1 << 31
+
+JobId = Annotated[str, InPath(max_length=64, pattern=r"^[\w-]+$")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Submit(_Body):
+    """A job. Without *modules*, the script is a path on the manager's machine."""
+
+    script: str = Field(min_length=1, max_length=4096)
+    modules: dict[str, str] | None = None
+    arguments: list[str] = Field(default_factory=list, max_length=1000)
+    directory: str | None = Field(default=None, max_length=4096)
+    environment: dict[str, str] | None = None
+    interpreter: str | None = Field(default=None, max_length=4096)
+    name: str = ""
+    priority: float = 1.0
+    demand: int = Field(default=1, le=MOST)
+    min: int = Field(default=1, le=MOST)
+    virtual_nodes: int | None = Field(default=None, ge=1, le=MOST)
+    expect_seconds: float | None = None
+    retries: int = Field(default=0, ge=0, le=1000)
+    checkpoint_every: int = Field(default=0, ge=0, le=MOST)
+    emulated: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class Priority(_Body):
+    priority: float
+
+
+class Resize(_Body):
+    """How many devices at most, or "auto" for what the policy gives."""
+
+    devices: Annotated[int, Field(le=MOST)] | Literal["auto"]
+
+
+class Down(_Body):
+    keep_jobs: bool = False
+
+
+class Server:
+    """The application for *source*; *on_down* is called when it is told to end, with whether jobs are to be kept."""
+
+    def __init__(self, source: Source, token: bytes, on_down: Callable[[bool], None]) -> None:
+        api = FastAPI(title="VirtualFlow", version=__version__, docs_url=None, redoc_url=None)
+        self.guard = Guard(api, token)
+        _add_errors(api)
+        _add_jobs(api, source)
+        _add_cluster(api, source, self.guard, on_down)
+        _add_page(api)
+
+
+def _add_errors(api: FastAPI) -> None:
+    def refuse(request: Request, error: Exception) -> JSONResponse:
+        status = 404 if isinstance(error, UnknownJobError) else 507 if isinstance(error, LedgerError) else 409
+        return JSONResponse({"detail": str(error)}, status)
+
+    def explain(request: Request, error: Exception) -> JSONResponse:
+        # Without what was sent: not all of that can be said in JSON.
+        wrong = error.errors() if isinstance(error, RequestValidationError) else []
+        return JSONResponse({"detail": [{name: each[name] for name in ("type", "loc", "msg")} for each in wrong]}, 422)
+
+    api.add_exception_handler(VirtualFlowError, refuse)
+    api.add_exception_handler(RequestValidationError, explain)
+
+
+def _add_jobs(api: FastAPI, source: Source) -> None:
+    refusals: dict[int | str, View] = {
+        404: {"description": "There is no such job."},
+        409: {"description": "It can't be done now; the answer says why."},
+    }
+
+    @api.get("/api/jobs")
+    def jobs() -> list[View]:
+        """All jobs: those that wait or run, and the last ones that have ended."""
+        return cast(list[View], _plain(source.state()["jobs"]))
+
+    @api.post("/api/jobs", status_code=201, responses={409: refusals[409], 507: {"description": "The disk is full."}})
+    def submit(body: Submit) -> dict[str, str]:
+        """Hand in a job. Once this is answered, the job is never lost."""
+        directory = body.directory or str(Path(body.script).parent)
+        modules = body.modules
+        if modules is None:
+            about: dict[str, Any] = {"arguments": body.arguments, "environment": body.environment}
+            modules = take(Path(body.script), directory=directory, waits=True, **about).modules
+        submission = Submission(
+            script=body.script,
+            modules=modules,
+            arguments=tuple(body.arguments),
+            directory=directory,
+            environment=body.environment,
+            interpreter=body.interpreter,
+            name=body.name,
+            priority=body.priority,
+            demand=body.demand,
+            least=body.min,
+            virtual_nodes=body.virtual_nodes,
+            expect_seconds=body.expect_seconds,
+            retries=body.retries,
+            checkpoint_every=body.checkpoint_every,
+            emulated=body.emulated,
+        )
+        return {"id": source.submit(submission)}
+
+    @api.get("/api/jobs/{job_id}", responses=refusals)
+    def job(job_id: JobId) -> View:
+        return source.job(job_id)
+
+    @api.get("/api/jobs/{job_id}/series", responses=refusals)
+    def series(job_id: JobId) -> View:
+        """Loss and speed over time."""
+        return views.series(source.watch(job_id))
+
+    @api.get("/api/jobs/{job_id}/logs", responses=refusals)
+    def logs(job_id: JobId, offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0) -> View:
+        """What the job's lead worker has printed, from *offset* on."""
+        return views.logs(source.folder(job_id), offset)
+
+    @api.post("/api/jobs/{job_id}/priority", responses=refusals)
+    def priority(job_id: JobId, body: Priority) -> View:
+        source.set_priority(job_id, body.priority)
+        return source.job(job_id)
+
+    @api.post("/api/jobs/{job_id}/resize", responses=refusals)
+    def resize(job_id: JobId, body: Resize) -> View:
+        source.cap(job_id, None if body.devices == "auto" else int(body.devices))
+        return source.job(job_id)
+
+    for verb, told in (
+        ("pause", "Stop with a checkpoint."),
+        ("resume", "Go on."),
+        ("cancel", "End for good."),
+    ):
+        _add_verb(api, source, verb, told, refusals)
+
+
+def _plain(value: Any) -> JSONResponse:
+    """The answer as it is: with a thousand jobs in it, looking at every value for what JSON can't say takes long."""
+    return JSONResponse(value)
+
+
+def _add_verb(api: FastAPI, source: Source, verb: str, told: str, refusals: dict[int | str, View]) -> None:
+    @api.post(f"/api/jobs/{{job_id}}/{verb}", name=verb, description=told, responses=refusals)
+    def act(job_id: JobId) -> View:
+        getattr(source, verb)(job_id)
+        return source.job(job_id)
+
+
+def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[bool], None]) -> None:
+    @api.get("/api/state")
+    def state() -> View:
+        """All there is to see at this moment."""
+        return cast(View, _plain(source.state()))
+
+    @api.get("/api/history")
+    def history() -> View:
+        """Which job had which devices, and when."""
+        return source.history()
+
+    @api.get("/api/stream", response_class=StreamingResponse)
+    async def stream() -> StreamingResponse:
+        """Server-sent events: the state, whenever it has changed."""
+        return StreamingResponse(_events(source), media_type="text/event-stream")
+
+    @api.get("/api/devices")
+    def devices() -> list[View]:
+        return list(source.state()["devices"])
+
+    @api.post("/api/devices/{name:path}/drain", responses={409: {"description": "There is no such device."}})
+    def drain(name: str) -> list[View]:
+        """Take a device out: jobs on it go on with the others they have."""
+        source.lose(name)
+        return devices()
+
+    @api.post("/api/devices/{name:path}/return", responses={409: {"description": "There is no such device."}})
+    def give_back(name: str) -> list[View]:
+        source.give_back(name)
+        return devices()
+
+    @api.get("/api/orphans")
+    def orphans() -> list[View]:
+        """Folders of jobs that the manager has no record of, and that do not run."""
+        return source.orphans()
+
+    @api.post("/api/orphans/{job_id}/adopt", responses={404: {"description": "There is no such orphan."}})
+    def adopt(job_id: JobId) -> View:
+        """Make a job of an orphan again: paused, until it is resumed."""
+        source.take_in(job_id)
+        return source.job(job_id)
+
+    @api.post("/api/login")
+    def login() -> dict[str, str]:
+        """A code for a link to the page that works once: /login?code=..."""
+        return {"code": guard.one_time_code()}
+
+    @api.post("/api/cluster/down", status_code=202)
+    def down(body: Down) -> dict[str, bool]:
+        """End the manager: jobs are stopped with a checkpoint, or kept running."""
+        on_down(body.keep_jobs)
+        return {"keep_jobs": body.keep_jobs}
+
+    @api.get("/metrics", response_class=PlainTextResponse)
+    def metrics() -> str:
+        return prometheus.text(source)
+
+
+async def _events(source: Source) -> AsyncIterator[str]:
+    seen, silent = -1, 0.0
+    while True:
+        version = source.version
+        if version != seen:
+            seen, silent = version, 0.0
+            told = await asyncio.to_thread(lambda: json.dumps(source.state()))  # others are answered meanwhile
+            yield f"event: state\ndata: {told}\n\n"
+        elif silent >= BEAT_SECONDS:
+            silent = 0.0
+            yield ": still here\n\n"
+        await asyncio.sleep(STREAM_SECONDS)
+        silent += STREAM_SECONDS
+
+
+def _add_page(api: FastAPI) -> None:
+    static = Path(str(files("virtualflow.dashboard"))) / "static"
+
+    @api.get("/", include_in_schema=False)
+    def page() -> FileResponse:
+        return FileResponse(static / "index.html")
+
+    @api.get("/docs", include_in_schema=False)
+    def docs() -> HTMLResponse:
+        return HTMLResponse(_documentation(api))
+
+    api.mount("/static", StaticFiles(directory=static), name="static")
+
+
+def _documentation(api: FastAPI) -> str:
+    """The API for people, without anything from elsewhere."""
+    rows = []
+    for path, verbs in api.openapi()["paths"].items():
+        for verb, facts in verbs.items():
+            told = facts.get("description") or facts["summary"]
+            body = facts.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            takes = body.get("$ref", "").rpartition("/")[2]
+            cells = (verb.upper(), path, told, takes)
+            rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+    return (
+        "<!doctype html><meta charset=utf-8><title>VirtualFlow API</title><h1>VirtualFlow API</h1>"
+        "<p>Send the token as <code>Authorization: Bearer TOKEN</code>. "
+        'Machines read <a href="/openapi.json">openapi.json</a>.</p>'
+        f"<table><tr><th>verb<th>path<th>what it does<th>takes</tr>{''.join(rows)}</table>"
+    )

@@ -1,0 +1,39 @@
+"""Ending a job whose coordinator no longer answers: that is asked, then killed, and so is what still holds its lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from virtualflow.job import lock_holders
+from virtualflow.job.folder import JobFolder
+
+SERVE = "virtualflow.job.serve"  # what a coordinator's command line says
+
+
+class Ending:
+    """One step each *patience_seconds*: SIGTERM, SIGKILL, and SIGKILL for all that is left.
+
+    A coordinator that is killed leaves workers, which finish their step, write a checkpoint and end.
+    """
+
+    def __init__(self, folder: JobFolder, patience_seconds: float, say: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._patience_seconds = patience_seconds
+        self._say = say
+        self._steps = [(signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)]
+        self._next = 0.0
+
+    def go_on(self, now: float) -> None:
+        """Take the next step if it is due."""
+        if now < self._next:
+            return
+        number, everybody = self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
+        self._next = now + self._patience_seconds * (2 if number == signal.SIGKILL else 1)
+        for pid in lock_holders.holders(self._folder.lock):
+            meant = pid != os.getpid() and (everybody or SERVE in lock_holders.words_of(pid))
+            if meant and lock_holders.send(pid, self._folder.lock, number):
+                who = "what is left of it" if everybody else "its coordinator"
+                name = signal.Signals(number).name
+                self._say(f"job {self._folder.path.name} does not answer: {name} to {who}, process {pid}")

@@ -1,0 +1,100 @@
+"""A policy that fails: jobs keep what they have, it is asked again later, and nobody else falls over it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from virtualflow.cluster.job import Job, JobState
+from virtualflow.cluster.messages import DevicesJoined, DevicesLost, JobsFound
+from virtualflow.cluster.policies.base import ANY, Decision, Grant, Policy
+from virtualflow.cluster.scheduler import Scheduler
+from virtualflow.cluster.snapshot import Snapshot
+from virtualflow.cluster.throughput.model import Profiled
+from virtualflow.core.devices import Pool
+
+RETRY_SECONDS = 30.0  # after a failure, until it is asked again even if nothing happens
+
+
+class Careful(Policy):
+    """Asks *policy*. If that raises, *failed* hears of it, and the last allocation stands."""
+
+    def __init__(self, policy: Policy, failed: Callable[[Exception], None], went_well: Callable[[], None]) -> None:
+        super().__init__(policy.options)
+        self._policy = policy
+        self._failed = failed
+        self._went_well = went_well
+        self._has_stumbled = False
+        self.__dict__["name"] = policy.name
+        self.round_seconds, self.needs_progress = policy.round_seconds, policy.needs_progress
+        self.restarts = policy.restarts
+
+    def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
+        try:
+            return self._policy.order(state, snapshot)
+        except Exception as error:
+            self._stumble(error)
+            return (state.job.arrival_seconds,)
+
+    def forget(self, before: Job) -> None:
+        try:
+            self._policy.forget(before)
+        except Exception as error:
+            self._stumble(error)
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        try:
+            decision = self._policy.allocate(snapshot)
+        except Exception as error:
+            self._stumble(error)
+            decision = Decision()
+        if not self._has_stumbled:
+            self._went_well()
+            return decision
+        self._has_stumbled = False
+        return replace(decision, wake_seconds=min(decision.wake_seconds or math.inf, snapshot.now + RETRY_SECONDS))
+
+    def _stumble(self, error: Exception) -> None:
+        self._has_stumbled = True  # what it then decides does not make that good
+        self._failed(error)
+
+
+class _Seats(Policy):
+    """Puts guests beside their hosts again, and else leaves everything as it is."""
+
+    name = "seats"
+
+    def __init__(self, seats: Mapping[str, Grant]) -> None:
+        super().__init__()
+        self._seats = seats
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        return Decision(self._seats)
+
+
+def made_anew(
+    old: Scheduler,
+    pools: Sequence[Pool],
+    lost: Collection[str],
+    now: float,
+    jobs: Sequence[tuple[Job, tuple[str, ...], str | None]],
+) -> Scheduler:
+    """A scheduler in place of one that broke in the middle of a decision: each job has its devices, or its host's."""
+    new = Scheduler(pools, _Seats({}), Profiled(), start_seconds=old.start_seconds)
+    since: dict[int, list[str]] = {}  # machines that have come since the start
+    for device in old.placement.devices:
+        if not new.placement.knows(device):
+            since.setdefault(old.placement.machine_of(device), []).append(device)
+    for devices in since.values():
+        new.handle(DevicesJoined(now, tuple(devices)))
+    if lost:
+        new.handle(DevicesLost(now, tuple(sorted(lost))))
+    own = {job.id for job, has, host in jobs if has and host is None}
+    seats = {job.id: Grant({ANY: len(has)}, host) for job, has, host in jobs if has and host in own}
+    running = tuple((job, has) for job, has, _ in jobs if job.id in own)
+    new.policy = _Seats(seats)
+    new.handle(JobsFound(now, running, tuple(job for job, _, _ in jobs if job.id not in own)))
+    new.policy = old.policy
+    return new

@@ -1,0 +1,197 @@
+"""Runs a script as small jobs that measure it, for ``vf profile``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from virtualflow.backends.local import LocalBackend
+from virtualflow.core.devices import type_of
+from virtualflow.core.emulation import Devices
+from virtualflow.core.profile import Point
+from virtualflow.errors import LaunchError
+from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.output import LeadOutput
+from virtualflow.job.serve import run_job
+from virtualflow.job.tokens import parse_address
+from virtualflow.system.home import home, new_job_id
+from virtualflow.system.text import visible
+
+MOST_COUNTS = 4  # of devices, or of machines, at which communication is measured
+
+Costs = tuple[tuple[int, float], ...]  # by count, in seconds
+Describe = Callable[[JobFolder], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where workers from other machines come in."""
+
+    address: str
+    token_file: Path
+
+    @property
+    def host(self) -> str:
+        return parse_address(self.address)[0]
+
+    @property
+    def command(self) -> str:
+        return f"vf join {self.address} --token-file {self.token_file.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Measures *script* on *devices*, and shows how far it is on *console*."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    devices: Devices
+    backend: LocalBackend
+    console: Console
+    seconds: float  # that a measurement may take, or wait for machines
+
+    def node_sizes(self, device_type: str, want: dict[str, Any]) -> dict[str, Any]:
+        """Node sizes on one device of a type."""
+        name = next(name for name in self.devices.names if type_of(name) == device_type)
+
+        def describe(folder: JobFolder) -> str | None:
+            if (line := _last_line(folder)) is None:
+                return None
+            point = Point(**line)
+            low, high = point.low or point.seconds, point.high or point.seconds
+            return (
+                f"{device_type}: node size {point.node_size}, {point.seconds * 1e3:.4g} ms "
+                f"({low * 1e3:.4g} to {high * 1e3:.4g}), {point.examples_per_second:.4g} examples/s"
+            )
+
+        return self._run((name,), want, describe, f"{device_type}: starting")
+
+    def between_devices(self) -> Costs:
+        """What more devices of this machine add to a step at node size 1."""
+        most = len(self.devices.names)
+
+        def describe(folder: JobFolder) -> str | None:
+            return _measured(folder, "device(s)")
+
+        result = self._communication(most, most, describe)
+        return _costs(result["step_seconds"])
+
+    def between_machines(self, most: int, door: Door) -> Costs:
+        """What more machines, with one device each, add to a step at node size 1."""
+
+        def describe(folder: JobFolder) -> str | None:
+            missing = most - max(1, len(folder.read_state()["workers"]))
+            if (measured := _measured(folder, "machine(s)")) is not None or not missing:
+                return measured or f"communication: {most} machines"
+            return f"waiting for {missing} of {most} machines: run `{door.command}` there"
+
+        result = self._communication(1, most, describe, door)
+        hosts = sorted({door.host, *(device.rpartition("/")[0] for device in result["devices"][1:])})
+        if len(hosts) < most:
+            raise LaunchError(
+                f"{len(hosts)} of {most} machines took part: {', '.join(hosts)}. Run `{door.command}` once on each "
+                f"other machine, with a copy of {door.token_file}, within --minutes; or lower --machines."
+            )
+        if result["step_seconds"].keys() != {str(count) for count in _counts(most)}:
+            raise LaunchError("a machine was lost while communication was measured. Try again.")
+        return _costs(result["step_seconds"])
+
+    def _communication(self, here: int, most: int, describe: Describe, door: Door | None = None) -> dict[str, Any]:
+        """Step times by count, on *most* devices of which so many are *here*: all stand for the first type's."""
+        first = type_of(self.devices.names[0])
+        names = tuple(f"{first}:{number}" for number in range(here))
+        emulated = self.devices.emulated.get(self.devices.names[0])
+        want = {"what": "communication", "counts": _counts(most), "seconds": self.seconds}
+        return self._run(
+            names,
+            want,
+            describe,
+            "communication: starting",
+            emulated=dict.fromkeys(names, emulated) if emulated else {},
+            node_sizes=(1,) * most,
+            listen=door.address if door is not None else None,
+            token_file=str(door.token_file) if door is not None else None,
+        )
+
+    def _run(
+        self, names: tuple[str, ...], want: dict[str, Any], describe: Describe, title: str, **more: Any
+    ) -> dict[str, Any]:
+        """Run the script as a job that measures what it is to; return the result."""
+        told = {name: each for name, each in self.devices.emulated.items() if name in names}
+        job = JobSpec(
+            job_id=new_job_id(),
+            script=str(self.script),
+            arguments=self.arguments,
+            devices=names,
+            profiling=want,
+            replace_lost=False,
+            **({"emulated": told} | more),
+        )
+        folder = JobFolder(home() / "jobs" / job.job_id)
+        folder.create(job)
+        shown = LeadOutput() if sys.stdout.isatty() else None
+        with _Line(self.console, title) as line:
+            outcome = run_job(folder, shown, lambda: line.show(describe(folder)), backend=self.backend)
+        if outcome.was_interrupted:
+            self.console.print("interrupted: all workers have ended")
+            raise typer.Exit(outcome.code)
+        result = folder.path / "profile.json"
+        if outcome.code or not result.exists():
+            reason = outcome.failure.text.strip() if outcome.failure else f"it ended with exit code {outcome.code}"
+            raise LaunchError(
+                f"{self.script} could not be measured: {reason}\nIt must train with a vf.Trainer; `vf run "
+                f"{self.script}` shows whether it does."
+            )
+        contents: dict[str, Any] = json.loads(result.read_text())
+        return contents
+
+
+class _Line(Progress):
+    """One line that says what goes on; where that can't be drawn over, a line for each thing said."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        super().__init__(
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console
+        )
+        self._task = self.add_task(visible(title))
+        self._said = title
+
+    def show(self, text: str | None) -> None:
+        if text is not None and text != self._said:
+            self._said = text
+            self.update(self._task, description=visible(text))
+            if not self.console.is_terminal:
+                self.console.print(text, soft_wrap=True)
+
+
+def _counts(most: int) -> list[int]:
+    """A few from *most* down to 2, and 1."""
+    between = {round(2 + (most - 2) * part / (MOST_COUNTS - 1)) for part in range(MOST_COUNTS)}
+    return [*sorted(between, reverse=True), 1]
+
+
+def _costs(step_seconds: dict[str, float]) -> Costs:
+    """What each count adds to the step of one device alone."""
+    by_count = {int(count): seconds for count, seconds in step_seconds.items()}
+    return tuple((count, max(0.0, by_count[count] - by_count[1])) for count in sorted(by_count) if count > 1)
+
+
+def _last_line(folder: JobFolder) -> dict[str, Any] | None:
+    path = folder.path / "profile.jsonl"
+    lines: Sequence[str] = path.read_text().splitlines() if path.exists() else []
+    found: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
+    return found
+
+
+def _measured(folder: JobFolder, what: str) -> str | None:
+    if (line := _last_line(folder)) is None:
+        return None
+    return f"communication: {line['devices']} {what}, {line['step_seconds'] * 1e3:.4g} ms a step"

@@ -1,1 +1,0 @@
-"""The outside world: processes, sockets, and who belongs to a job."""

@@ -1,0 +1,59 @@
+"""Profiles in files: those that ``vf profile`` has written, and the paper's, which come with this package."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+
+from virtualflow.core.profile import FORMAT, VERSION, Point, Profile, Workload, from_json, merged
+from virtualflow.errors import ProfileError
+
+BUILT_IN = ("resnet50", "resnet56", "bert-base", "transformer")
+
+
+def read(path: Path) -> Workload:
+    try:
+        contents = json.loads(path.read_text())
+    except OSError as error:
+        raise ProfileError(f"cannot read the profile {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ProfileError(f"{path} is damaged ({error}). Make it again with `vf profile`.") from error
+    return from_json(contents, str(path))
+
+
+def read_all(folder: Path) -> Workload:
+    """All profiles of a folder as one workload: one device type a file, or several."""
+    found = [read(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise ProfileError(f"there is no profile in {folder}. `vf profile SCRIPT` makes one.")
+    return merged(found)
+
+
+def built_in(name: str) -> Workload:
+    """A workload of the paper, from its author's measurements."""
+    if name not in BUILT_IN:
+        raise ProfileError(f"there is no built-in workload {name!r}. There are {', '.join(BUILT_IN)}.")
+    folder = resources.files("virtualflow.solver") / "profiles"
+    with (folder / "paper.csv").open() as file:
+        table = csv.DictReader(line for line in file if not line.startswith("#"))
+        rows = [row for row in table if row["workload"] == name]
+    points: dict[str, list[Point]] = {}
+    for row in rows:
+        size = int(row["node_size"])
+        points.setdefault(row["device_type"], []).append(Point(size, size / float(row["examples_per_second"])))
+    source = "the paper's author's measurements"
+    profiles = {kind: Profile(kind, tuple(found), source=source) for kind, found in points.items()}
+    costs = json.loads((folder / "communication.json").read_text())[name]
+    return from_json(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "workload": name,
+            "profiles": [asdict(profile) for profile in profiles.values()],
+            "communication": costs,
+        },
+        "the built-in profiles",
+    )

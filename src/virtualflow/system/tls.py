@@ -1,0 +1,222 @@
+"""Encrypted lines between machines: a certificate of this machine's own, and tunnels that the rest knows nothing of.
+
+Whoever connects compares the certificate with the fingerprint that it was given: no authority is asked, and no name is
+checked. A tunnel is a thread that moves bytes between a plain socket of this process and an encrypted one: OpenSSL
+must not be used from two threads at a time, while a line may be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import hmac
+import ipaddress
+import os
+import select
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtualflow.errors import LaunchError
+from virtualflow.system.home import home
+
+HANDSHAKE_SECONDS = 10.0
+DEAD_SECONDS = 20  # without an answer from the other machine's kernel
+VALID = datetime.timedelta(days=3650)
+PIECE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A certificate and its key, in files for the owner's eyes only."""
+
+    certificate: Path
+    key: Path
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(ssl.PEM_cert_to_DER_cert(self.certificate.read_text()))
+
+
+def fingerprint(certificate: bytes) -> str:
+    """Of a certificate in DER."""
+    return f"sha256:{hashlib.sha256(certificate).hexdigest()}"
+
+
+def identity(folder: Path | None = None) -> Identity:
+    """This machine's own for this user, made on first use."""
+    folder = folder or home() / "tls"
+    made = Identity(folder / "certificate.pem", folder / "key.pem")
+    if not made.certificate.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            key, certificate = _new_certificate()
+            _write_once(made.key, key)
+            _write_once(made.certificate, certificate)
+        except OSError as error:
+            raise LaunchError(f"cannot keep a certificate in {folder}: {error.strerror}. Set VF_HOME.") from error
+    return made
+
+
+def _new_certificate() -> tuple[bytes, bytes]:
+    """The key and the certificate, as PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "virtualflow")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + VALID)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return secret, certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _write_once(path: Path, text: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text)
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether *host* names this machine alone, so that nothing need be encrypted."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def client_context() -> ssl.SSLContext:
+    """For connections whose certificate ``check`` compares with a fingerprint, and nobody else."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def check(connection: ssl.SSLSocket, where: str, expected: str) -> None:
+    """Close *connection* and raise LaunchError if the certificate there has another fingerprint than *expected*."""
+    shown = fingerprint(connection.getpeercert(binary_form=True) or b"")
+    if not hmac.compare_digest(shown, expected):
+        connection.close()
+        raise LaunchError(
+            f"whoever answers at {where} is not the one of the token file: it shows the certificate {shown}, and the "
+            f"file names {expected or 'none'}. If the machine there has a new one, copy its token file again."
+        )
+
+
+def server_context(own: Identity) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(own.certificate, own.key)
+    except OSError as error:
+        raise LaunchError(
+            f"the certificate in {own.certificate.parent} can't be used: {error}. Remove that folder, and a new one is "
+            "made; then copy the token file again to whoever has it."
+        ) from error
+    return context
+
+
+def serve(connection: socket.socket, context: ssl.SSLContext) -> socket.socket:
+    """The plain end of a tunnel to whoever has connected; it is closed if that one does not speak TLS."""
+    ours, theirs = socket.socketpair()
+    _keep_alive(connection)
+
+    def run() -> None:
+        with theirs, connection, contextlib.suppress(OSError):
+            connection.settimeout(HANDSHAKE_SECONDS)
+            connection.getpeername()  # fails if it is gone by now, as after a port scan: ssl would leave it open
+            with context.wrap_socket(connection, server_side=True) as encrypted:
+                _pump(theirs, encrypted)
+
+    threading.Thread(target=run, daemon=True).start()
+    return ours
+
+
+def connect(host: str, port: int, expected: str, seconds: float) -> tuple[socket.socket, str]:
+    """The plain end of a tunnel to *host*, and this machine's own address there.
+
+    Raises LaunchError if the certificate there has another fingerprint than *expected*.
+    """
+    with socket.create_connection((host, port), timeout=seconds) as connection:
+        _keep_alive(connection)
+        encrypted = client_context().wrap_socket(connection)  # which is the connection's owner from here on
+    check(encrypted, f"{host}:{port}", expected)
+    address = str(encrypted.getsockname()[0])
+    ours, theirs = socket.socketpair()
+
+    def run() -> None:
+        with theirs, encrypted, contextlib.suppress(OSError):
+            _pump(theirs, encrypted)
+
+    threading.Thread(target=run, daemon=True).start()
+    return ours, address
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Have the kernel find out when the other machine is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", DEAD_SECONDS // 5 - 1)):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAD_SECONDS)
+
+
+def _pump(plain: socket.socket, encrypted: ssl.SSLSocket) -> None:
+    """Move bytes both ways until either side ends; what one side has not taken yet holds the other back."""
+    for side in (plain, encrypted):
+        side.setblocking(False)
+    outgoing, incoming = bytearray(), bytearray()
+    open_ = True
+    while open_ or incoming:
+        reading = [side for side, waiting in ((plain, outgoing), (encrypted, incoming)) if len(waiting) < PIECE]
+        writing = [side for side, waiting in ((encrypted, outgoing), (plain, incoming)) if waiting]
+        # What OpenSSL has decrypted already, no select shows.
+        select.select(reading if open_ else [], writing, [], 0 if encrypted.pending() else None)
+        if open_ and len(outgoing) < PIECE:
+            open_ &= _receive(plain, outgoing)
+        _send(encrypted, outgoing)
+        if len(incoming) < PIECE:
+            open_ &= _receive(encrypted, incoming)
+        _send(plain, incoming)
+        if not open_ and not incoming:
+            encrypted.settimeout(HANDSHAKE_SECONDS)
+            encrypted.sendall(outgoing)
+
+
+def _receive(side: socket.socket, waiting: bytearray) -> bool:
+    """Take what has come; return whether more may come."""
+    try:
+        while len(waiting) < PIECE:
+            if not (data := side.recv(PIECE)):
+                return False
+            waiting += data
+    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        pass
+    return True
+
+
+def _send(side: socket.socket, waiting: bytearray) -> None:
+    with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        while waiting:
+            del waiting[: side.send(waiting)]

@@ -1,0 +1,95 @@
+"""The membership of a process: the one that a launcher gave it, or that of a plain script, which is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from virtualflow.core.mapping import DeviceId, Mapping, spread
+from virtualflow.core.membership import Change, Handover, JobContext, Membership
+from virtualflow.system.home import home, new_job_id
+
+
+class Solo:
+    """A plain script or a notebook: one device, in this process, for ever."""
+
+    device: DeviceId = "0"
+    devices: tuple[DeviceId, ...] = ("0",)
+    group = None
+    generation = seen = 0
+    change_is_due = joining = must_stop = orphaned = False
+    changes: list[Change] = []  # noqa: RUF012  (nothing ever changes)
+
+    def __init__(self) -> None:
+        job_id = new_job_id()
+        self.job = JobContext(job_id, home() / "jobs" / job_id)
+        self.peers: Any = None
+        self._training = 0
+
+    def mapping(self, virtual_nodes: int) -> Mapping:
+        return spread(virtual_nodes, self.devices)
+
+    def new_trainer(self, number: int, node_sizes: Sequence[int], parameters: int) -> None:
+        pass
+
+    def tell_pace(self, step: int, seconds: float, overran: int) -> None:
+        pass
+
+    def begin_training(self) -> bool:
+        self._training += 1
+        return self._training == 1
+
+    def all_have_seen(self, generation: int) -> None:
+        pass
+
+    def leave_early(self) -> None:
+        pass
+
+    def change(self, send_state: Handover) -> None:
+        raise NotImplementedError("nobody joins or leaves a plain script")
+
+    def exchange(self) -> None:
+        pass
+
+    def shrink(self, count: int) -> None:
+        raise NotImplementedError("nobody can leave a plain script")
+
+    def stop(self) -> NoReturn:
+        raise NotImplementedError("nobody stops a plain script this way")
+
+    def recover(self) -> None:
+        raise NotImplementedError("a plain script has no peers to lose")
+
+    def join(self, receive_state: Handover) -> None:
+        raise NotImplementedError("a plain script is there from the start")
+
+    def record(self, result: Any) -> None:
+        pass
+
+    def recorded(self) -> Any:
+        raise NotImplementedError("a plain script has no past")
+
+
+_installed: Membership | None = None
+_solo: Solo | None = None
+
+
+def install(membership: Membership | None) -> None:
+    """Make *membership* the one that Trainers of this process get; the worker's entry point calls this."""
+    global _installed
+    _installed = membership
+
+
+def installed() -> Membership | None:
+    """The membership that a launcher gave this process, if there was one."""
+    return _installed
+
+
+def current() -> Membership:
+    """The installed membership, or that of a plain script: one job for the whole process."""
+    global _solo
+    if _installed is None and _solo is None:
+        _solo = Solo()
+    membership = _installed or _solo
+    assert membership is not None
+    return membership

@@ -1,0 +1,345 @@
+"""Whoever connects to a job, and whatever they say: the job goes on, and hears those who belong to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from virtualflow.errors import LaunchError
+from virtualflow.job import control, listener, tokens
+from virtualflow.job.folder import JobFolder
+from virtualflow.job.listener import MOST_WAITING, Reception
+from virtualflow.system import tls
+
+LINES = [
+    b"\n",
+    b'{"answer": "\xc3\xa9"}\n',
+    b"[" * 3500 + b"\n",
+    b"[" * 100_000 + b"\n",
+    b'{"answer": 5, "pid": "x"}\n',
+    b'{"answer": null}\n{"verb": "stop"}\n',
+    b"\x80\x04garbage\n{}\n",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET / HTTP/1.1\r\nHost: job\r\n\r\n",
+    b"x" * 1_000_000,
+    b'{"verb": "resize"}\n',
+    b'{"verb": "resize", "devices": "many"}\n',
+    b'{"verb": "move", "devices": 3}\n',
+    b'{"verb": "stop"}\n',
+    b'{"verb": {}}\n',
+    b"[]\n",
+    b'"stop"\n',
+]
+
+
+class Job:
+    """A reception as a coordinator has it, in this process, with a port and a socket for verbs."""
+
+    def __init__(self, folder: Path, owned: ExitStack) -> None:
+        self.owned = owned
+        self.folder = JobFolder(folder)
+        folder.mkdir()
+        self.token_file = folder / "token"
+        self.admitted: list[tuple[str, int]] = []
+        self.selector = owned.enter_context(selectors.DefaultSelector())
+        self.reception = Reception(self.selector, self._obey, self._admit)
+        self.reception.open(self.folder, owned)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.reception.open_door("127.0.0.1", self.port, self.token_file, owned)
+
+    def _obey(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["verb"] == "stop":
+            raise AssertionError("a stranger has stopped the job")
+        return {"devices": int(message["devices"])} if message["verb"] == "resize" else {"state": "RUNNING"}
+
+    def _admit(self, wire: Any, host: str, process: int) -> None:
+        self.admitted.append((host, process))
+        wire.send(spec="work", modules={})
+        self.owned.callback(wire.close)
+
+    def turn(self, seconds: float = 0.05) -> None:
+        for key, _ in self.selector.select(seconds):
+            if key.fileobj in self.selector.get_map():
+                key.data()
+        self.reception.tick(time.monotonic())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            self.turn()
+
+    def joins(self) -> None:
+        """Somebody who has the token is let in."""
+        before = len(self.admitted)
+        token = tokens.read_token(self.token_file, create=False)
+        with ExitStack() as owned:
+            pool = owned.enter_context(_thread(lambda: tokens.knock("127.0.0.1", self.port, token)))
+            self.until(lambda: pool.done)
+            connection, address, work = pool.value()
+            connection.close()
+        assert (address, work) == ("127.0.0.1", {"spec": "work", "modules": {}})
+        assert len(self.admitted) == before + 1
+
+    def answers(self) -> None:
+        """A verb of the owner's is answered."""
+        with _thread(lambda: control.ask(self.folder, 30, verb="status")) as pool:
+            self.until(lambda: pool.done)
+            assert pool.value() == {"state": "RUNNING"}
+
+
+class _Running:
+    def __init__(self, function: Callable[[], Any]) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._pool = ThreadPoolExecutor(1)
+        self._future = self._pool.submit(function)
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def value(self) -> Any:
+        return self._future.result(30)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False)
+
+
+@contextlib.contextmanager
+def _thread(function: Callable[[], Any]) -> Iterator[_Running]:
+    running = _Running(function)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with ExitStack() as owned:
+        yield Job(tmp_path / "job", owned)
+
+
+def connect(job: Job, *, encrypted: bool) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", job.port), timeout=10)
+    if not encrypted:
+        return connection
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with _thread(lambda: context.wrap_socket(connection)) as shaking:
+        job.until(lambda: shaking.done)
+        encrypted_connection: socket.socket = shaking.value()
+    return encrypted_connection
+
+
+def verb_connection(job: Job) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(10)
+    connection.connect(str(job.folder.control))
+    return connection
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("where", ["plain", "encrypted", "verbs"])
+def test_no_line_of_a_stranger_ends_a_job(job: Job, line: bytes, where: str) -> None:
+    connection = verb_connection(job) if where == "verbs" else connect(job, encrypted=where == "encrypted")
+    if b'"stop"' in line and where == "verbs":
+        line = line.replace(b"stop", b"unknown")
+    with connection, contextlib.suppress(OSError), _thread(lambda: connection.sendall(line)) as sending:
+        for _ in range(4):
+            job.turn()
+        connection.shutdown(socket.SHUT_RDWR)
+        del sending
+    job.answers()
+    job.joins()
+
+
+@settings(max_examples=int(os.environ.get("VF_FUZZ", "200")), deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    data=st.one_of(
+        st.binary(max_size=300),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["verb", "answer"]), inner),
+            max_leaves=8,
+        ).map(lambda value: json.dumps(value).encode() + b"\n"),
+    ),
+    verbs=st.booleans(),
+)
+def test_random_bytes_end_nothing(shared_job: Job, data: bytes, verbs: bool) -> None:
+    connection = verb_connection(shared_job) if verbs else connect(shared_job, encrypted=False)
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(data.replace(b'"stop"', b'"halt"'))
+        shared_job.turn(0.0)
+    shared_job.turn(0.0)
+
+
+@pytest.fixture(scope="module")
+def shared_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as owned:
+        patch.setenv("VF_HOME", str(folder / "home"))
+        job = Job(folder / "job", owned)
+        yield job
+        job.answers()
+        job.joins()
+
+
+def test_a_port_scan_ends_nothing(job: Job) -> None:
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", job.port), timeout=10) as scan:
+            scan.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    for _ in range(10):
+        job.turn(0.0)
+    job.joins()
+
+
+def test_who_connects_and_says_nothing_keeps_nobody_out(job: Job) -> None:
+    idle = []
+    for _ in range(3 * MOST_WAITING):
+        idle.append(socket.create_connection(("127.0.0.1", job.port), timeout=10))
+        job.turn(0.0)
+    assert len(job.reception._waiting) <= MOST_WAITING
+    job.joins()
+    job.answers()
+    for connection in idle:
+        connection.close()
+
+
+def test_who_never_stops_talking_keeps_nobody_from_being_heard(job: Job) -> None:
+    over = threading.Event()
+
+    def flood(connection: socket.socket) -> None:
+        connection.settimeout(0.01)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    connection.sendall(50 * b'{"verb": "status"}\n')
+                with contextlib.suppress(TimeoutError):
+                    connection.recv(1 << 16)
+
+    with verb_connection(job) as connection, _thread(lambda: flood(connection)) as flooding:
+        try:
+            for _ in range(3):
+                job.answers()
+                job.joins()
+        finally:
+            over.set()
+            flooding.value()
+
+
+def test_who_says_nothing_is_let_go_after_a_while(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "WAIT_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", job.port), timeout=30) as idle:
+        job.until(lambda: bool(job.reception._waiting))
+        job.until(lambda: not job.reception._waiting)
+        assert idle.recv(1) == b""
+
+
+def test_without_a_descriptor_left_the_job_listens_again_later(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "PAUSE_SECONDS", 0.2)
+    spare: list[int] = []
+    with contextlib.ExitStack() as owned, pytest.MonkeyPatch.context():
+        import resource
+
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 256), before[1]))
+        owned.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        client = socket.create_connection(("127.0.0.1", job.port), timeout=10)
+        owned.callback(client.close)
+        with contextlib.suppress(OSError):
+            while True:
+                spare.append(os.dup(client.fileno()))
+        for _ in range(5):
+            job.turn(0.0)
+        for descriptor in spare:
+            os.close(descriptor)
+        job.joins()
+
+
+def test_a_guest_does_not_work_for_whoever_has_another_certificate(job: Job, tmp_path: Path) -> None:
+    """A man in the middle has the address, and passes on what both sides say."""
+    token = tokens.read_token(job.token_file, create=False)
+    other = tls.identity(tmp_path / "other")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        _thread(lambda: tls.serve(listening.accept()[0], tls.server_context(other))) as between,
+    ):
+        with pytest.raises(LaunchError, match="is not the one of the token file"):
+            tokens.knock("127.0.0.1", listening.getsockname()[1], token)
+        between.value().close()
+
+
+def test_a_guest_does_not_work_for_a_job_that_does_not_know_the_token(job: Job) -> None:
+    token = tokens.read_token(job.token_file, create=False)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def pretend() -> None:
+            with tls.serve(listening.accept()[0], tls.server_context(tls.identity())) as line:
+                line.sendall(b'{"nonce": "00"}\n')
+                line.recv(4096)
+                line.sendall(b'{"answer": "00"}\n{"spec": "mine", "modules": {"evil.py": ""}}\n')
+                line.recv(1)
+
+        with _thread(pretend), pytest.raises(LaunchError, match="does not have the token"):
+            tokens.knock("127.0.0.1", listening.getsockname()[1], token)
+
+
+def test_a_token_without_a_certificate_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef0123\n")
+    token = tokens.read_token(file, create=False)
+    with pytest.raises(LaunchError, match="names no certificate"):
+        tokens.knock("127.0.0.1", 1, token)
+
+
+def test_the_token_file_of_a_job_is_for_its_owner_and_keeps_its_secret(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    made = tokens.read_token(file, create=True)
+    assert oct(file.stat().st_mode & 0o777) == "0o600"
+    assert made.fingerprint == tls.identity().fingerprint
+    assert tokens.read_token(file, create=True) == made
+    file.write_text("0123456789abcdef0123\nsha256:" + 64 * "0" + "\n")  # that of another machine
+    renewed = tokens.read_token(file, create=True)
+    assert renewed.secret == b"0123456789abcdef0123"
+    assert renewed.fingerprint == made.fingerprint
+
+
+@pytest.mark.parametrize("size", [1, 70_000, 5_000_000])
+def test_a_tunnel_passes_on_every_byte_both_ways(size: int) -> None:
+    own = tls.identity()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        _thread(lambda: tls.serve(listening.accept()[0], tls.server_context(own))) as serving,
+    ):
+        client, _ = tls.connect("127.0.0.1", listening.getsockname()[1], own.fingerprint, 10)
+        server = serving.value()
+    data = os.urandom(size)
+    with client, server:
+        for sender, receiver in ((client, server), (server, client)):
+            with _thread(lambda sender=sender: sender.sendall(data)) as sending:  # type: ignore[misc]
+                received = bytearray()
+                while len(received) < size:
+                    received += receiver.recv(1 << 16)
+                sending.value()
+            assert received == data
+        client.close()
+        assert server.recv(1) == b""

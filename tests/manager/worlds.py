@@ -1,0 +1,87 @@
+"""Managers for tests, one after another over the same records: without coordinators, or with ones that a test plays."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from virtualflow.cluster.policies import registry
+from virtualflow.cluster.policies.base import Policy
+from virtualflow.core.devices import parse_pools
+from virtualflow.job import launch
+from virtualflow.manager.description import Cluster
+from virtualflow.manager.fleet import Fleet, Surroundings
+from virtualflow.manager.manager import Manager
+from virtualflow.manager.records import Ledger
+from virtualflow.manager.submission import Submission
+
+SCRIPT = {"job.py": "print('hello')\n"}
+
+
+class Starts:
+    """Stands for starting coordinators: they are written down, and come when a test says so."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, str]] = []  # job and token
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, fleet: Fleet, job_id: str, token: str, where: Surroundings) -> None:
+        self.made.append((job_id, token))
+        # A coordinator that takes its time, and has never a word to say.
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        fleet._jobs[job_id].process = process
+        self.processes.append(process)
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
+    starts = Starts()
+    monkeypatch.setattr(Fleet, "start", lambda *arguments: starts(*arguments))
+    yield starts
+    for process in starts.processes:
+        process.kill()
+        process.communicate()
+
+
+class World:
+    """Managers, one after another, over the same records."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.records = folder / "jobs.sqlite"
+        self.ledgers: list[Ledger] = []
+
+    def manager(self, devices: str = "4", policy: str | Policy = "wfs", clock: Any = None) -> Manager:
+        self.ledgers.append(Ledger(self.records))
+        cluster = Cluster(tuple(parse_pools(devices)), {})
+        made = registry.make(policy) if isinstance(policy, str) else policy
+        return Manager(cluster, made, self.ledgers[-1], **({"clock": clock} if clock else {}))
+
+
+@pytest.fixture
+def world(tmp_path: Path, vf_home: Path) -> Iterator[World]:
+    world = World(vf_home)
+    yield world
+    for ledger in world.ledgers:
+        ledger.close()
+
+
+@contextlib.contextmanager
+def launched(manager: Manager, starts: Starts) -> Iterator[None]:
+    """The coordinators that were started run."""
+    with contextlib.ExitStack() as locks:
+        for job_id, token in starts.made:
+            folder = manager.fleet.folder(job_id)
+            locks.enter_context(folder.locked())
+            launch.take(folder, token)
+        yield
+
+
+def job(**options: Any) -> Submission:
+    return Submission("job.py", SCRIPT, **options)
