@@ -121,7 +121,7 @@ class JobFolder:
             if not path.exists():
                 raise
             # On a full disk there is still the room that it takes already; and how a job has ended must be known.
-            with path.open("r+") as file:
+            with open(path, "r+", opener=private_files.regular_opener) as file:
                 file.write(json.dumps(state))
                 file.truncate()
 
@@ -207,10 +207,20 @@ class JobFolder:
     def is_locked(self) -> bool:
         """Whether a coordinator runs the job right now. Raises OSError if that can't be told: unknown is not "no"."""
         try:
-            with self.lock.open() as file:
-                return not _taken(file.fileno(), fcntl.LOCK_SH)
+            with open(self.lock, opener=private_files.regular_opener) as file:
+                if not _taken(file.fileno(), fcntl.LOCK_SH):
+                    return True
         except FileNotFoundError:
             return bool(holders_of_removed(self.lock))
+        # The file may have been removed and made again: whoever runs the job then holds the old one.
+        return not self._is_at_rest() and bool(holders_of_removed(self.lock))
+
+    def _is_at_rest(self) -> bool:
+        """Whether the job's state says that nobody runs it."""
+        try:
+            return self.written_state()["state"] in AT_REST
+        except (OSError, DamagedError):
+            return False
 
 
 def _taken(descriptor: int, kind: int) -> bool:
@@ -230,7 +240,8 @@ def all_jobs() -> list[JobFolder]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file at *path*. Raises DamagedError if there is something else in it."""
     try:
-        value = json.loads(path.read_bytes())
+        with open(path, "rb", opener=private_files.regular_opener) as file:
+            value = json.loads(file.read())
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path} is damaged: {error}") from error
     if not isinstance(value, dict):

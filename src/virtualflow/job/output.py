@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import sys
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -23,11 +26,15 @@ class Sink(Protocol):
 class LeadOutput:
     """Passes on what the lead worker prints, byte by byte."""
 
+    def __init__(self) -> None:
+        self._terminal = Terminal()
+
     def write(self, device: str, stream: str, data: bytes, *, lead: bool) -> None:
         if lead:
-            _emit(stream, data)
+            self._terminal.write(stream, data)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._terminal.close()
 
 
 class Lines(ABC):
@@ -56,8 +63,16 @@ class Lines(ABC):
 class AllOutput(Lines):
     """Passes on every worker's lines, each behind its device."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._terminal = Terminal()
+
     def line(self, device: str, stream: str, text: bytes, *, lead: bool) -> None:
-        _emit(stream, f"[{device}] ".encode() + text + b"\n")
+        self._terminal.write(stream, f"[{device}] ".encode() + text + b"\n")
+
+    def close(self) -> None:
+        super().close()
+        self._terminal.close()
 
 
 class Logged:
@@ -84,12 +99,10 @@ class Logged:
 
     def _append(self, name: str, data: bytes) -> None:
         file = self._folder / name
-        if file.exists() and file.stat().st_size > LARGEST_LOG:
-            file.replace(file.with_suffix(".log.1"))
-        with (
-            contextlib.suppress(OSError),
-            open(file, "ab", opener=private_files.opener) as log,
-        ):  # a full disk ends no job
+        with contextlib.suppress(OSError):  # a full disk, or a damaged folder, ends no job
+            if file.exists() and file.stat().st_size > LARGEST_LOG:
+                file.replace(file.with_suffix(".log.1"))
+        with contextlib.suppress(OSError), open(file, "ab", opener=private_files.opener) as log:
             log.write(data)
 
 
@@ -97,11 +110,77 @@ LEAD_LOG = "lead.log"
 LARGEST_LOG = 10 * 2**20  # then it becomes NAME.log.1, in place of an older one
 
 
+class Terminal:
+    """Writes to this process's stdout and stderr, in a thread of its own: who does not read them holds no job up.
+
+    What is more than *most_bytes* behind is left out, and that is said; the job's log has it all.
+    """
+
+    def __init__(self, most_bytes: int = 64 << 20) -> None:
+        self._most_bytes = most_bytes
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._bytes = 0
+        self._left_out = 0
+        self._changed = threading.Condition()
+        self._is_closed = self._is_gone = False
+        self._thread: threading.Thread | None = None
+
+    def write(self, stream: str, data: bytes) -> None:
+        """Pass *data* on, soon. Raises OSError if nobody is there to take it any more."""
+        with self._changed:
+            if self._is_gone:
+                raise BrokenPipeError
+            if self._bytes + len(data) > self._most_bytes:
+                self._left_out += len(data)
+                return
+            if self._left_out:
+                self._put(stream, f"... {self._left_out} bytes were left out, which nobody had read ...\n".encode())
+                self._left_out = 0
+            self._put(stream, data)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._pass_on, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Return when all is written. The job is over by then, so whoever reads may take his time."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(0.1)  # in pieces, so that Ctrl-C comes through
+
+    def _put(self, stream: str, data: bytes) -> None:
+        self._waiting.append((stream, data))
+        self._bytes += len(data)
+
+    def _pass_on(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    if self._is_closed:
+                        return
+                    self._changed.wait()
+                stream, data = self._waiting.popleft()
+            try:
+                _emit(stream, data)
+            except OSError:  # a closed terminal or pipe
+                with self._changed:
+                    self._is_gone = True
+                    self._waiting.clear()
+                return
+            with self._changed:
+                self._bytes -= len(data)
+
+
 def _emit(stream: str, data: bytes) -> None:
     target = sys.stdout if stream == "stdout" else sys.stderr
     target.flush()
     while data:
-        data = data[os.write(target.fileno(), data) :]
+        try:
+            data = data[os.write(target.fileno(), data) :]
+        except BlockingIOError:  # a pipe that somebody else has made non-blocking
+            select.select([], [target], [])
 
 
 class _Outlasting(io.FileIO):

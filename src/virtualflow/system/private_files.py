@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
 
 
@@ -22,5 +24,14 @@ def close(path: Path) -> None:
 
 
 def opener(path: str, flags: int) -> int:
-    """For ``open(opener=)``: a new file is its owner's."""
-    return os.open(path, flags, 0o600)
+    """For ``open(opener=)``: a new file is its owner's. Raises OSError at once where a FIFO would have us wait."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o600)
+
+
+def regular_opener(path: str, flags: int) -> int:
+    """For ``open(opener=)``, to read: raises OSError for anything but a regular file, and never waits for a FIFO."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
