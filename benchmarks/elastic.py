@@ -80,7 +80,7 @@ def _pauses(events: list[tuple[float, Any]], struck: list[float]) -> list[float]
 
 def kill(device: str) -> Callable[[Coordinator], None]:
     def act(coordinator: Coordinator) -> None:
-        pids = {worker["device"]: worker["pid"] for worker in coordinator.state()["workers"]}
+        pids = {worker.device: worker.pid for worker in coordinator.status().workers}
         os.kill(pids[device], signal.SIGKILL)
 
     return act

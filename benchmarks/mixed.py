@@ -174,7 +174,7 @@ def _measured(
     coordinator = _through(backend, folder, job)
     times = [at for at, event in read_timed_events(folder / STREAM) if isinstance(event, StepDone)]
     gaps = [later - sooner for sooner, later in pairwise(times)][4:]
-    return BATCH_SIZE / statistics.median(gaps), coordinator.balancing.overran
+    return BATCH_SIZE / statistics.median(gaps), coordinator.balancing.overran_waves
 
 
 def _through(backend: LocalBackend, folder: Path, job: JobSpec) -> Coordinator:

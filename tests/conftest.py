@@ -16,8 +16,9 @@ import torch
 from virtualflow.backends.local import LocalBackend
 from virtualflow.core.certificate import Certificate
 from virtualflow.events import STREAM, Event, Regrouped, StepDone, read_events
-from virtualflow.job.coordinator import Coordinator, Outcome
+from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.outcome import JobOutcome
 from virtualflow.train import seeding, solo
 
 # Scripts that tests run import from this package.
@@ -60,7 +61,7 @@ class Printed:
 class Finished:
     """A job that has ended."""
 
-    outcome: Outcome
+    outcome: JobOutcome
     folder: Path
     printed: Printed
 

@@ -20,6 +20,7 @@ VirtualFlowError
 ├── LaunchError             the job could not be started
 │   ├── UnreachableError    nobody answers for the job
 │   └── DamagedError        a file in the job's folder is damaged
+├── MessageError            what came over a connection is no message of ours
 ├── LedgerError             the manager's records can't be read or written
 └── ManagerError            the manager refuses, or is not there
     └── UnknownJobError     the manager has no such job
@@ -104,6 +105,10 @@ class UnreachableError(LaunchError):
 
 class DamagedError(LaunchError):
     """A file in the job's folder is damaged."""
+
+
+class MessageError(VirtualFlowError):
+    """What came over a connection is no message of ours."""
 
 
 class LedgerError(VirtualFlowError):

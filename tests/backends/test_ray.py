@@ -106,7 +106,7 @@ def test_a_manager_shares_out_a_ray_cluster(
 
 
 def workers(coordinator: Coordinator) -> list[dict[str, Any]]:
-    return list(coordinator.state()["workers"])
+    return list(coordinator.status().workers)
 
 
 def free() -> dict[str, float]:
@@ -137,7 +137,7 @@ def test_bits_are_those_of_local_devices_whatever_the_clusters_resources(
 
 def test_resizes_and_a_killed_worker_change_nothing(on_ray: Any, calm: Finished, tmp_path: Path) -> None:
     def kill_the_lead(coordinator: Coordinator) -> None:
-        os.kill(workers(coordinator)[0]["pid"], signal.SIGKILL)
+        os.kill(workers(coordinator)[0].pid, signal.SIGKILL)
 
     disturbed = Driven(on_ray, tmp_path / "ray", SCRIPT)
     finished = disturbed.run(2, [(3, to(3)), (5, kill_the_lead), (6, after_a_loss(to(1))), (7, to(2))])

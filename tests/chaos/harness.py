@@ -127,7 +127,7 @@ class Chaos:
             self._hold.unlink(missing_ok=True)
 
     def _strike(self, strike: Strike) -> None:
-        workers = self._coordinator.state()["workers"]
+        workers = self._coordinator.status().workers
         if strike.kind == "resize":
             self._coordinator.resize(strike.devices)
         elif strike.kind in self._around:
@@ -135,17 +135,17 @@ class Chaos:
         elif len(workers) < 2:
             return  # somebody must hold the state
         else:
-            os.kill(workers[strike.victim % len(workers)]["pid"], SIGNALS[strike.kind])
+            os.kill(workers[strike.victim % len(workers)].pid, SIGNALS[strike.kind])
         self.done[strike.kind] += 1
 
     def _kill_helper(self, chance: random.Random) -> None:
         """A loader, or what the script itself has left behind."""
-        workers = [worker["pid"] for worker in self._coordinator.state()["workers"]]
+        workers = [worker.pid for worker in self._coordinator.status().workers]
         if helpers := [pid for worker in workers for pid in descendants(worker)]:
             os.kill(chance.choice(helpers), signal.SIGKILL)
 
     def _send_garbage(self, chance: random.Random) -> None:
-        for line in (chance.randbytes(200), b'{"verb": "resize"}\n', b"[" * 5000 + b"\n", b""):
+        for line in (chance.randbytes(200), b'{"type": "ResizeJob"}\n', b"[" * 5000 + b"\n", b""):
             with socket.socket(socket.AF_UNIX) as stranger:
                 stranger.connect(str(self.folder.control))
                 stranger.sendall(line)

@@ -22,6 +22,7 @@ from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, Loaded, Regrouped, StepDone, read_events
 from virtualflow.job import control
 from virtualflow.job.folder import JobFolder
+from virtualflow.job.wire_messages import ResizeJob
 
 SCRIPT = Path(__file__).with_name("job.py")
 STEPS = 200
@@ -151,7 +152,7 @@ def test_a_job_is_resized_stopped_and_resumed_and_ends_as_if_nothing_had_happene
 
     for odd in (-4092, 0):
         with pytest.raises(LaunchError, match="a job needs at least one device"):
-            control.ask(JobFolder.of(job.id), verb="resize", devices=odd)
+            control.ask(JobFolder.of(job.id), ResizeJob(odd))
     refused = vf("resize", job.id, "5")
     assert refused.returncode == 2
     assert "4 virtual nodes" in refused.stderr

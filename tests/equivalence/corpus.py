@@ -193,7 +193,7 @@ class Held:
         except MappingError as error:  # it can't be disturbed in this way, and says so
             return self._ran(type(error).__name__, str(error))
         failure = outcome.failure
-        kind = failure.kind if failure is not None else "exit" if outcome.code else ""
+        kind = failure.cause if failure is not None else "exit" if outcome.code else ""
         if not kind and next(self._plan, "done") != "done":
             raise BrokenPromiseError(f"{self.script.name} came to its end before it could be disturbed at {self.at}")
         if not kind and self.coordinator.roster.failures != self.to_kill:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -95,7 +94,7 @@ def to(devices: int) -> Deed:
 
 def to_others(*devices: str) -> Deed:
     """A move to devices of these names."""
-    return lambda coordinator: coordinator._carry_out(coordinator.roster.resize(devices, time.monotonic()))
+    return lambda coordinator: coordinator.move(devices)
 
 
 def after_a_loss(deed: Deed) -> Deed:

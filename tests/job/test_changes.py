@@ -41,7 +41,7 @@ def nothing(_: Coordinator) -> None:
 
 
 def pids(coordinator: Coordinator) -> dict[str, int]:
-    return {worker["device"]: worker["pid"] for worker in coordinator.state()["workers"]}
+    return {worker.device: worker.pid for worker in coordinator.status().workers}
 
 
 def test_a_worker_that_is_told_to_go_leaves_with_exit_code_0_and_the_job_goes_on_without_it(
@@ -67,7 +67,7 @@ def test_the_last_worker_that_is_told_to_go_leaves_a_checkpoint(backend: LocalBa
     driven = Driven(backend, tmp_path, TRAIN)
     plan = [(3, lambda coordinator: os.kill(pids(coordinator)["0"], signal.SIGTERM)), (70, nothing)]
     finished = driven.run(1, plan)
-    assert (finished.outcome.code, driven.coordinator.state()["state"]) == (0, "CANCELLED")
+    assert (finished.outcome.code, driven.coordinator.status().state) == (0, "CANCELLED")
     (checkpoint,) = finished.folder.glob("checkpoints/*")
     assert checkpoint.name == f"step-{len(finished.steps):09d}.pt"
 
@@ -209,7 +209,7 @@ def test_stopping_survives_a_death_on_the_way(backend: LocalBackend, tmp_path: P
 
     driven = Driven(backend, tmp_path, TRAIN)
     finished = driven.run(3, [(3, to(4)), (5, stop_and_kill), (70, nothing)])
-    assert (finished.outcome.code, driven.coordinator.state()["state"]) == (0, "CANCELLED")
+    assert (finished.outcome.code, driven.coordinator.status().state) == (0, "CANCELLED")
     assert len(finished.steps) < 100
     assert (finished.folder / "checkpoints" / f"step-{len(finished.steps):09d}.pt").exists()
 
@@ -221,6 +221,6 @@ def test_a_joiner_claims_the_accelerator_of_its_own_device(
     claimed: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
-    spec = WorkerSpec("job", "", device, ("0", "1"), "", (), "", 0, "", 30.0, device_type="cuda", joins=True)
+    spec = WorkerSpec("job", "", device, ("0", "1"), "", (), "", patience_seconds=30.0, device_type="cuda", joins=True)
     assert worker._claim_device(spec) == "cuda"
     assert claimed == [accelerator]

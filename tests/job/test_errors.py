@@ -308,7 +308,7 @@ def test_the_audit_finds_a_counter_in_a_module_that_counts_later(job) -> None:  
     finished, _ = job(LATER, audit=True)
     assert "hidden state: in step" in finished.failure
     assert finished.outcome.failure is not None
-    assert finished.outcome.failure.kind == "HiddenStateError"
+    assert finished.outcome.failure.cause == "HiddenStateError"
 
 
 def test_the_audit_passes_a_clean_script(job) -> None:  # type: ignore[no-untyped-def]

@@ -14,11 +14,8 @@ from tests.conftest import Launcher
 from tests.job.driven import TRAIN, Deed, Driven, to
 from tests.job.test_joiners import assert_same
 from virtualflow.backends.local import LocalBackend
-from virtualflow.job.backend import Exit, Place
 from virtualflow.job.coordinator import Coordinator
-from virtualflow.job.crew import Crew, Worker
 from virtualflow.job.folder import JobFolder
-from virtualflow.job.spec import WorkerSpec
 
 DAEMON = """
 import os, subprocess, sys, time
@@ -79,7 +76,7 @@ def test_a_worker_that_is_killed_takes_its_daemons_with_it(backend: LocalBackend
     )
 
     def kill_lead(coordinator: Coordinator) -> None:
-        os.kill(coordinator.state()["workers"][0]["pid"], signal.SIGKILL)
+        os.kill(coordinator.status().workers[0].pid, signal.SIGKILL)
 
     finished = Driven(backend, tmp_path / "job", script + "print(trainer.digest())\n").run(2, [(3, kill_lead)])
     assert finished.outcome.code == 0, finished.failure
@@ -96,7 +93,7 @@ def test_without_its_fork_server_a_worker_takes_its_daemons_with_it_too(tmp_path
         def kill_server(coordinator: Coordinator) -> None:
             os.kill(own._server.pid, signal.SIGKILL)
             if ends == "worker":
-                os.kill(coordinator.state()["workers"][0]["pid"], signal.SIGKILL)
+                os.kill(coordinator.status().workers[0].pid, signal.SIGKILL)
 
         finished = Driven(own, tmp_path / "job", script + "print(trainer.digest())\n").run(2, [(3, kill_server)])
         assert finished.outcome.code == 0, finished.failure
@@ -112,7 +109,7 @@ def test_a_fork_server_that_is_killed_ends_no_job_and_is_replaced(tmp_path: Path
             os.kill(own._server.pid, signal.SIGKILL)
 
         def kill_worker(coordinator: Coordinator) -> None:
-            os.kill(coordinator.state()["workers"][1]["pid"], signal.SIGKILL)
+            os.kill(coordinator.status().workers[1].pid, signal.SIGKILL)
 
         def replaced(failures: int) -> Deed:
             return lambda coordinator: coordinator.roster.failures == failures and coordinator.roster.is_settled
@@ -147,50 +144,3 @@ def test_a_job_whose_fork_server_is_killed_as_it_begins_waits_for_the_next_one(t
         os.kill(own._server.pid, signal.SIGKILL)
         finished = Driven(own, tmp_path / "job", TRAIN + "print(trainer.digest())\n").run(2)
         assert finished.digest
-
-
-class _Recorder:
-    """A backend whose workers end when a test says so; it keeps the ends that a worker's daemon would hold."""
-
-    address = "127.0.0.1"
-
-    def __init__(self) -> None:
-        self.ended: list[Exit] = []
-        self.held: list[int] = []
-        self._wake, _ = os.pipe()
-
-    def check(self, devices: object) -> None: ...
-    def kill(self, process: int, signal_number: int) -> None: ...
-
-    def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
-        self.held += [os.dup(stdout), os.dup(stderr)]
-        return len(self.held)
-
-    def exits(self, timeout_seconds: float) -> list[Exit]:
-        ended, self.ended = self.ended, []
-        return ended
-
-    def place_of(self, process: int) -> Place:
-        return Place(self.address, process)
-
-    def fileno(self) -> int:
-        return self._wake
-
-
-class _Owner:
-    def heard(self, worker: Worker, message: object) -> None: ...
-    def wrote(self, worker: Worker, stream: str, data: bytes) -> None: ...
-    def ended(self, worker: Worker, code: int) -> None: ...
-    def left_behind(self, worker: Worker, commands: object) -> None: ...
-
-
-def test_a_worker_whose_output_somebody_still_holds_makes_room_for_the_next() -> None:
-    backend = _Recorder()
-    crew = Crew(backend, _Owner())
-    spec = WorkerSpec("job", "", "0", ("0",), "s.py", (), "127.0.0.1", patience_seconds=1.0)
-    for _ in range(2):
-        worker = crew.start(spec)
-        backend.ended.append(Exit(worker.process, 0))
-        crew.pump(0.0)
-    assert crew.is_gone
-    crew.selector.close()

@@ -74,7 +74,7 @@ def test_virtual_nodes_are_mapped_by_speed_before_the_first_step_and_no_bit_chan
     finished = run(backend, tmp_path, dict(devices), workload=known)
     assert Counter(started(finished).mapping) == {"fast:0": 6, "slow:0": 2}
     assert finished.out("fast:0") == calm
-    assert "1 x fast with 6 virtual node(s) each, 1 x slow with 2" in finished.err("fast:0")
+    assert "1 x fast with 6 virtual nodes each, 1 x slow with 2" in finished.err("fast:0")
 
 
 def test_a_device_that_would_not_help_leaves(backend: LocalBackend, tmp_path: Path, calm: str) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from virtualflow.errors import PeerLostError
-from virtualflow.job.rendezvous import Meetings, TorchGroup, _listening_addresses
+from virtualflow.job.rendezvous import PostBox, TorchGroup, _listening_addresses
 
 LOOPBACK = "127.0.0.1"
 STRANGER = """
@@ -28,42 +28,42 @@ for line in sys.stdin:
 Word = tuple[str, str, bytes]
 
 
-def connected(size: int, on_word: Callable[[Word], None] = lambda _: None) -> list[Meetings]:
-    """As many workers' meetings, with somebody in between who passes on what each posts."""
-    meetings: list[Meetings] = []
+def connected(size: int, on_word: Callable[[Word], None] = lambda _: None) -> list[PostBox]:
+    """As many workers' posts, with somebody in between who passes on what each posts."""
+    posts: list[PostBox] = []
 
     def posting(rank: int) -> Callable[[str, str, bytes], None]:
         def post(*word: *Word) -> None:
             on_word(word)
             for other in range(size):
                 if other != rank:
-                    meetings[other].hear(*word)
+                    posts[other].add(*word)
 
         return post
 
-    meetings.extend(Meetings(posting(rank)) for rank in range(size))
-    return meetings
+    posts.extend(PostBox(posting(rank)) for rank in range(size))
+    return posts
 
 
-def form(meetings: Meetings, rank: int, size: int, patience_seconds: float = 20.0) -> TorchGroup:
+def form(posts: PostBox, rank: int, size: int, patience_seconds: float = 20.0) -> TorchGroup:
     group = TorchGroup("generation/1", rank, size)
-    group.form(meetings, LOOPBACK, patience_seconds)
+    group.form(posts, LOOPBACK, patience_seconds)
     return group
 
 
 def test_who_waits_for_a_worker_that_was_lost_is_freed_at_once() -> None:
-    (meetings, _) = connected(2)
+    (posts, _) = connected(2)
     group = TorchGroup("generation/1", 0, 2)
 
     def cut() -> None:
         time.sleep(0.2)
         group.cut_connections()
-        meetings.wake()
+        posts.wake()
 
     started = time.monotonic()
     threading.Thread(target=cut).start()
     with pytest.raises(PeerLostError, match="a worker was lost meanwhile"):
-        group.form(meetings, LOOPBACK, 600.0)
+        group.form(posts, LOOPBACK, 600.0)
     assert time.monotonic() - started < 300  # not all its patience
 
 
@@ -81,11 +81,11 @@ def test_a_group_that_a_stranger_has_connected_to_is_left_before_anything_is_sen
                 assert stranger.stdout.readline() == b"connected\n"  # type: ignore[union-attr]
             time.sleep(0.2)
 
-    meetings = connected(2, intrude)
+    posts = connected(2, intrude)
 
     def outcome(rank: int) -> str:
         try:
-            form(meetings[rank], rank, 2, patience_seconds=30.0)
+            form(posts[rank], rank, 2, patience_seconds=30.0)
         except PeerLostError as error:
             return str(error)
         return "formed"

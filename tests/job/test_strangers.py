@@ -20,35 +20,44 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import LaunchError
 from virtualflow.job import control, listener, tokens
 from virtualflow.job.folder import JobFolder
-from virtualflow.job.listener import MOST_WAITING, Reception
+from virtualflow.job.listener import MAX_WAITING, Listener
+from virtualflow.job.spec import WorkerSpec
+from virtualflow.job.status import JobStatus
+from virtualflow.job.wire_messages import GetStatus, Request, StopJob, WorkAssigned
 from virtualflow.system import tls
 
 LINES = [
     b"\n",
-    b'{"answer": "\xc3\xa9"}\n',
+    b'{"type": "TokenProof", "answer": "\xc3\xa9", "nonce": ""}\n',
     b"[" * 3500 + b"\n",
     b"[" * 100_000 + b"\n",
-    b'{"answer": 5, "pid": "x"}\n',
-    b'{"answer": null}\n{"verb": "stop"}\n',
+    b'{"type": "TokenProof", "answer": 5, "nonce": "", "pid": "x"}\n',
+    b'{"type": "TokenProof", "answer": null}\n{"type": "StopJob", "checkpoint": true}\n',
     b"\x80\x04garbage\n{}\n",
     b"\x16\x03\x01\x02\x00\x01\x00",
     b"GET / HTTP/1.1\r\nHost: job\r\n\r\n",
     b"x" * 1_000_000,
-    b'{"verb": "resize"}\n',
-    b'{"verb": "resize", "devices": "many"}\n',
-    b'{"verb": "move", "devices": 3}\n',
-    b'{"verb": "stop"}\n',
-    b'{"verb": {}}\n',
+    b'{"type": "ResizeJob"}\n',
+    b'{"type": "ResizeJob", "devices": "many"}\n',
+    b'{"type": "MoveJob", "devices": 3}\n',
+    b'{"type": "StopJob"}\n',
+    b'{"type": {}}\n',
+    b'{"type": "GetStatus", "extra": "\\ud800"}\n',
     b"[]\n",
     b'"stop"\n',
 ]
 
 
+STATUS = JobStatus(JobState.RUNNING, 0, 4, (), ("0",), 0, 0, 0, 0, False, (), False)
+WORK = WorkAssigned(WorkerSpec("job", "", "a/1", ("0",), "s.py", (), "127.0.0.1", 30.0), {})
+
+
 class Job:
-    """A reception as a coordinator has it, in this process, with a port and a socket for verbs."""
+    """A listener as a coordinator has it, in this process, with a port and a socket for verbs."""
 
     def __init__(self, folder: Path, owned: ExitStack) -> None:
         self.owned = owned
@@ -57,28 +66,27 @@ class Job:
         self.token_file = folder / "token"
         self.admitted: list[tuple[str, int]] = []
         self.selector = owned.enter_context(selectors.DefaultSelector())
-        self.reception = Reception(self.selector, self._obey, self._admit)
-        self.reception.open(self.folder, owned)
+        self.listener = Listener(self.selector, self._on_request, self._admit)
+        self.listener.listen_for_verbs(self.folder, owned)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.reception.open_door("127.0.0.1", self.port, self.token_file, owned)
+        self.listener.listen_for_workers("127.0.0.1", self.port, self.token_file, owned)
 
-    def _obey(self, message: dict[str, Any]) -> dict[str, Any]:
-        if message["verb"] == "stop":
-            raise AssertionError("a stranger has stopped the job")
-        return {"devices": int(message["devices"])} if message["verb"] == "resize" else {"state": "RUNNING"}
+    def _on_request(self, request: Request) -> JobStatus:
+        assert not isinstance(request, StopJob), "a stranger has stopped the job"
+        return STATUS
 
     def _admit(self, wire: Any, host: str, process: int) -> None:
         self.admitted.append((host, process))
-        wire.send(spec="work", modules={})
+        wire.send(WORK)
         self.owned.callback(wire.close)
 
     def turn(self, seconds: float = 0.05) -> None:
         for key, _ in self.selector.select(seconds):
             if key.fileobj in self.selector.get_map():
                 key.data()
-        self.reception.tick(time.monotonic())
+        self.listener.tick(time.monotonic())
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
@@ -91,18 +99,18 @@ class Job:
         before = len(self.admitted)
         token = tokens.read_token(self.token_file, create=False)
         with ExitStack() as owned:
-            pool = owned.enter_context(_thread(lambda: tokens.knock("127.0.0.1", self.port, token)))
+            pool = owned.enter_context(_thread(lambda: tokens.connect("127.0.0.1", self.port, token)))
             self.until(lambda: pool.done)
-            connection, address, work = pool.value()
-            connection.close()
-        assert (address, work) == ("127.0.0.1", {"spec": "work", "modules": {}})
+            joined = pool.value()
+            joined.connection.close()
+        assert (joined.address, joined.work) == ("127.0.0.1", WORK)
         assert len(self.admitted) == before + 1
 
     def answers(self) -> None:
         """A verb of the owner's is answered."""
-        with _thread(lambda: control.ask(self.folder, 30, verb="status")) as pool:
+        with _thread(lambda: control.ask(self.folder, GetStatus(), 30)) as pool:
             self.until(lambda: pool.done)
-            assert pool.value() == {"state": "RUNNING"}
+            assert pool.value() == STATUS
 
 
 class _Running:
@@ -161,8 +169,6 @@ def verb_connection(job: Job) -> socket.socket:
 @pytest.mark.parametrize("where", ["plain", "encrypted", "verbs"])
 def test_no_line_of_a_stranger_ends_a_job(job: Job, line: bytes, where: str) -> None:
     connection = verb_connection(job) if where == "verbs" else connect(job, encrypted=where == "encrypted")
-    if b'"stop"' in line and where == "verbs":
-        line = line.replace(b"stop", b"unknown")
     with connection, contextlib.suppress(OSError), _thread(lambda: connection.sendall(line)) as sending:
         for _ in range(4):
             job.turn()
@@ -178,7 +184,7 @@ def test_no_line_of_a_stranger_ends_a_job(job: Job, line: bytes, where: str) -> 
         st.binary(max_size=300),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-            lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["verb", "answer"]), inner),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["type", "answer"]), inner),
             max_leaves=8,
         ).map(lambda value: json.dumps(value).encode() + b"\n"),
     ),
@@ -187,7 +193,7 @@ def test_no_line_of_a_stranger_ends_a_job(job: Job, line: bytes, where: str) -> 
 def test_random_bytes_end_nothing(shared_job: Job, data: bytes, verbs: bool) -> None:
     connection = verb_connection(shared_job) if verbs else connect(shared_job, encrypted=False)
     with connection, contextlib.suppress(OSError):
-        connection.sendall(data.replace(b'"stop"', b'"halt"'))
+        connection.sendall(data)
         shared_job.turn(0.0)
     shared_job.turn(0.0)
 
@@ -214,10 +220,10 @@ def test_a_port_scan_ends_nothing(job: Job) -> None:
 
 def test_who_connects_and_says_nothing_keeps_nobody_out(job: Job) -> None:
     idle = []
-    for _ in range(3 * MOST_WAITING):
+    for _ in range(3 * MAX_WAITING):
         idle.append(socket.create_connection(("127.0.0.1", job.port), timeout=10))
         job.turn(0.0)
-    assert len(job.reception._waiting) <= MOST_WAITING
+    assert len(job.listener._waiting) <= MAX_WAITING
     job.joins()
     job.answers()
     for connection in idle:
@@ -232,7 +238,7 @@ def test_who_never_stops_talking_keeps_nobody_from_being_heard(job: Job) -> None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while not over.is_set():
                 with contextlib.suppress(TimeoutError):
-                    connection.sendall(50 * b'{"verb": "status"}\n')
+                    connection.sendall(50 * b'{"type": "GetStatus"}\n')
                 with contextlib.suppress(TimeoutError):
                     connection.recv(1 << 16)
 
@@ -249,8 +255,8 @@ def test_who_never_stops_talking_keeps_nobody_from_being_heard(job: Job) -> None
 def test_who_says_nothing_is_let_go_after_a_while(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "WAIT_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", job.port), timeout=30) as idle:
-        job.until(lambda: bool(job.reception._waiting))
-        job.until(lambda: not job.reception._waiting)
+        job.until(lambda: bool(job.listener._waiting))
+        job.until(lambda: not job.listener._waiting)
         assert idle.recv(1) == b""
 
 
@@ -275,7 +281,7 @@ def test_without_a_descriptor_left_the_job_listens_again_later(job: Job, monkeyp
         job.joins()
 
 
-def test_a_guest_does_not_work_for_whoever_has_another_certificate(job: Job, tmp_path: Path) -> None:
+def test_a_worker_does_not_work_for_whoever_has_another_certificate(job: Job, tmp_path: Path) -> None:
     """A man in the middle has the address, and passes on what both sides say."""
     token = tokens.read_token(job.token_file, create=False)
     other = tls.identity(tmp_path / "other")
@@ -284,23 +290,23 @@ def test_a_guest_does_not_work_for_whoever_has_another_certificate(job: Job, tmp
         _thread(lambda: tls.serve(listening.accept()[0], tls.server_context(other))) as between,
     ):
         with pytest.raises(LaunchError, match="is not the one of the token file"):
-            tokens.knock("127.0.0.1", listening.getsockname()[1], token)
+            tokens.connect("127.0.0.1", listening.getsockname()[1], token)
         between.value().close()
 
 
-def test_a_guest_does_not_work_for_a_job_that_does_not_know_the_token(job: Job) -> None:
+def test_a_worker_does_not_work_for_a_job_that_does_not_know_the_token(job: Job) -> None:
     token = tokens.read_token(job.token_file, create=False)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def pretend() -> None:
             with tls.serve(listening.accept()[0], tls.server_context(tls.identity())) as line:
-                line.sendall(b'{"nonce": "00"}\n')
+                line.sendall(b'{"type": "Challenge", "nonce": "00"}\n')
                 line.recv(4096)
-                line.sendall(b'{"answer": "00"}\n{"spec": "mine", "modules": {"evil.py": ""}}\n')
+                line.sendall(b'{"type": "JobProof", "answer": "00"}\n{"type": "WorkAssigned"}\n')
                 line.recv(1)
 
         with _thread(pretend), pytest.raises(LaunchError, match="does not have the token"):
-            tokens.knock("127.0.0.1", listening.getsockname()[1], token)
+            tokens.connect("127.0.0.1", listening.getsockname()[1], token)
 
 
 def test_a_token_without_a_certificate_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
@@ -308,7 +314,7 @@ def test_a_token_without_a_certificate_is_refused_before_anything_is_sent(tmp_pa
     file.write_text("0123456789abcdef0123\n")
     token = tokens.read_token(file, create=False)
     with pytest.raises(LaunchError, match="names no certificate"):
-        tokens.knock("127.0.0.1", 1, token)
+        tokens.connect("127.0.0.1", 1, token)
 
 
 def test_the_token_file_of_a_job_is_for_its_owner_and_keeps_its_secret(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from virtualflow.job import wire as wire_module
 from virtualflow.job.member import ORPHANED, Member
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.wire import Wire
+from virtualflow.job.wire_messages import FROM_WORKER, TO_WORKER, FromWorker, Heartbeat, JoinRefused, Leaving
 
 LARGE = "x" * 2**22  # more than any socket holds
 
@@ -32,29 +33,29 @@ def test_who_does_not_read_holds_nobody_up_and_gets_everything_later(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ends[0].setblocking(False)
-    ours, theirs = Wire(ends[0]), Wire(ends[1])
-    assert ours.send(first=LARGE)
-    assert ours.send(second=2)
-    received = []
+    ours, theirs = Wire(ends[0], TO_WORKER), Wire(ends[1], FROM_WORKER)
+    assert ours.send(JoinRefused(LARGE))
+    assert ours.send(Leaving())
+    received: list[FromWorker | Heartbeat] = []
     while len(received) < 2:
         ours.flush()
         received += theirs.receive() or []
-    assert received == [{"first": LARGE}, {"second": 2}]
+    assert received == [JoinRefused(LARGE), Leaving()]
 
 
 def test_who_never_reads_is_cut_off(ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_module, "TAKE_SECONDS", 0.05)
+    monkeypatch.setattr(wire_module, "READ_ON_SECONDS", 0.05)
     ends[0].setblocking(False)
-    ours = Wire(ends[0])
-    assert ours.send(first=LARGE)
+    ours = Wire(ends[0], TO_WORKER)
+    assert ours.send(JoinRefused(LARGE))
     assert until(lambda: not ours.flush())
     assert ours.receive() is None
 
 
 def test_a_signal_handler_that_sends_tears_no_message(ends: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = Wire(ends[0]), Wire(ends[1])
-    before = signal.signal(signal.SIGUSR1, lambda *_: ours.send(notice=True))
-    received: list[dict[str, object]] = []
+    ours, theirs = Wire(ends[0], TO_WORKER), Wire(ends[1], FROM_WORKER)
+    before = signal.signal(signal.SIGUSR1, lambda *_: ours.send(Leaving()))
+    received: list[FromWorker | Heartbeat] = []
 
     def read_on() -> None:
         time.sleep(0.2)  # the large message waits meanwhile, half sent
@@ -66,17 +67,17 @@ def test_a_signal_handler_that_sends_tears_no_message(ends: tuple[socket.socket,
     reader = threading.Thread(target=read_on)
     reader.start()
     try:
-        ours.send(first=LARGE)
+        ours.send(JoinRefused(LARGE))
         reader.join(60)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert received == [{"first": LARGE}, {"notice": True}]
+    assert received == [JoinRefused(LARGE), Leaving()]
 
 
 def test_a_worker_elsewhere_notices_a_coordinator_that_is_silent(ends: tuple[socket.socket, socket.socket]) -> None:
     spec = WorkerSpec("job", "", "a/1", ("a/1",), "s.py", (), "127.0.0.1", patience_seconds=1.0, is_elsewhere=True)
-    coordinator = Wire(ends[1])
-    member = Member(spec, JobContext("job", Path()), Wire(ends[0]))
+    coordinator = Wire(ends[1], FROM_WORKER)
+    member = Member(spec, JobContext("job", Path()), Wire(ends[0], TO_WORKER))
     try:
         for _ in range(10):
             coordinator.beat()

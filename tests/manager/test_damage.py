@@ -31,6 +31,7 @@ from virtualflow.core.devices import parse_pools
 from virtualflow.errors import DamagedError, LaunchError, LedgerError
 from virtualflow.job import control, launch
 from virtualflow.job.folder import JobFolder, JobSpec, write_json
+from virtualflow.job.wire_messages import GetStatus
 from virtualflow.manager import description, safe_policy
 from virtualflow.manager.fleet import Fleet
 from virtualflow.manager.manager import Manager
@@ -520,6 +521,6 @@ def test_an_answer_that_makes_no_sense_is_no_traceback(vf_home: Path) -> None:
             thread = threading.Thread(target=give)
             thread.start()
             with pytest.raises(LaunchError, match="no answer that makes sense"):
-                control.ask(folder, verb="status")
+                control.ask(folder, GetStatus())
             thread.join()
     assert launch.take(folder, "token") == (False, None)

@@ -272,7 +272,8 @@ from virtualflow.program.overlay import Overlay
 from virtualflow.program.manifest import Program
 
 snapshot = Path(sys.argv[1])
-Overlay(Program.of(snapshot, "script.py"), snapshot, lambda **_: sys.exit("told")).install()
+reports = type("Reports", (), {"module_loaded": lambda *_: sys.exit("told")})()
+Overlay(Program.of(snapshot, "script.py"), snapshot, reports).install()
 for name in ("pkg", "pkg.lib", "space.inner", "by_finder", "by_finder.part", "beside", "code"):
     module = importlib.import_module(name)
     assert not hasattr(module, "__file__") or not Path(module.__file__ or "/none").exists(), module
@@ -329,12 +330,12 @@ def test_workers_that_have_loaded_two_versions_are_found(tmp_path: Path) -> None
     (tmp_path / "script.py").write_text("")
     take(tmp_path / "script.py").write(tmp_path / "snapshot")
     record = Record(tmp_path / "snapshot", "script.py")
-    message = {"module": "/there/late.py", "name": "late", "source": "MQ=="}
-    assert record.hear(message) is None
-    assert record.hear(message) is None
-    assert "late.py was edited while workers imported it" in (record.hear(message | {"source": "Mg=="}) or "")
-    assert record.hear({"opened": "/there/a.json", "digest": "1"}) is None
-    assert "a.json was changed while workers read it" in (record.hear({"opened": "/there/a.json", "digest": "2"}) or "")
-    assert record.hear({"wrote": "/there/a.json"}) is None
-    assert record.hear({"opened": "/there/a.json", "digest": "2"}) is None  # the job's own file
+    assert record.module_loaded("/there/late.py", "late", b"1") is None
+    assert record.module_loaded("/there/late.py", "late", b"1") is None
+    edited = record.module_loaded("/there/late.py", "late", b"2")
+    assert "late.py was edited while workers imported it" in (edited or "")
+    assert record.file_read("/there/a.json", "1") is None
+    assert "a.json was changed while workers read it" in (record.file_read("/there/a.json", "2") or "")
+    record.file_written("/there/a.json")
+    assert record.file_read("/there/a.json", "2") is None  # the job's own file
     assert Program.of(tmp_path / "snapshot", "").copies["/there/late.py"] == "_elsewhere/there/late.py"

@@ -317,7 +317,7 @@ if trainer.is_lead:
 
 def test_bits_survive_resizes_and_kills_while_shards_are_loaded_ahead(backend: LocalBackend, tmp_path: Path) -> None:
     def kill_one(coordinator: Coordinator) -> None:
-        os.kill(coordinator.state()["workers"][-1]["pid"], signal.SIGKILL)
+        os.kill(coordinator.status().workers[-1].pid, signal.SIGKILL)
 
     alone = Driven(backend, tmp_path / "alone", AHEAD.replace("LOADER_WORKERS", "0")).run(1)
     for loader_workers in ("None", "2"):

@@ -1,14 +1,13 @@
 """A process with torch already loaded, from which workers are forked: ready in milliseconds, not seconds.
 
-It runs no torch operation and has one thread, so that a fork is clean. It speaks JSON over a Unix socket, a message a
-packet, with file descriptors beside them, and ends, with all its workers, when its owner does.
+It runs no torch operation and has one thread, so that a fork is clean. It reads ``fork_messages`` from a Unix socket,
+and ends, with all its workers, when its owner does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import selectors
 import signal
@@ -18,11 +17,19 @@ import time
 from importlib import import_module
 from typing import Any, NoReturn
 
+from virtualflow.backends.fork_messages import (
+    FORK_REQUESTS,
+    ForkRequest,
+    FromServer,
+    ServerReady,
+    WorkerEnded,
+    WorkerForked,
+)
+from virtualflow.job.json_lines import decoded, encoded
 from virtualflow.job.output import outlasting
-from virtualflow.job.spec import WorkerSpec
 from virtualflow.system.processes import adopt_orphans, end_children
 
-MOST_TOLD = 8  # of the processes that a worker has left behind
+MAX_LISTED = 8  # of the processes that a worker has left behind
 OUTLIVE_SECONDS = 1800.0  # for a step or an evaluation that one of many workers has to finish alone
 
 _workers: set[int] = set()
@@ -49,7 +56,7 @@ def main() -> None:
     selector = selectors.DefaultSelector()
     selector.register(connection, selectors.EVENT_READ)
     selector.register(wake_reader, selectors.EVENT_READ)
-    _send(connection, {"ready": os.getpid()})
+    _send(connection, ServerReady(os.getpid()))
     while True:
         for key, _ in selector.select():
             if key.fileobj is connection:
@@ -63,7 +70,7 @@ def _handle(connection: socket.socket, worker: Any) -> None:
     message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     if not message:
         _outlive()
-    request = json.loads(message)
+    request = decoded(FORK_REQUESTS, message)
     child = os.fork()
     if child == 0:
         connection.close()  # or nobody would see when the server ends
@@ -71,9 +78,9 @@ def _handle(connection: socket.socket, worker: Any) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     global _patience_seconds
-    _patience_seconds = WorkerSpec.from_json(request["worker"]).patience_seconds
+    _patience_seconds = request.worker.patience_seconds
     _workers.add(child)
-    _send(connection, {"started": child})
+    _send(connection, WorkerForked(child))
 
 
 def _outlive() -> NoReturn:
@@ -86,20 +93,20 @@ def _outlive() -> NoReturn:
     sys.exit(0)
 
 
-def _become_worker(request: dict[str, Any], descriptors: list[int], worker: Any) -> NoReturn:
+def _become_worker(request: ForkRequest, descriptors: list[int], worker: Any) -> NoReturn:
     code = 1
     try:
         os.setsid()  # a group of its own, so that all it starts can be ended with it
         adopt_orphans()  # as long as it lives: then the server knows whose they were
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.environ.update(request["environment"])
+        os.environ.update(request.environment)
         os.dup2(descriptors[0], 1)
         os.dup2(descriptors[1], 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.stdout, sys.stderr = outlasting(1), outlasting(2)
-        code = worker.run(WorkerSpec.from_json(request["worker"]), descriptors[2])
+        code = worker.run(request.worker, descriptors[2])
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -124,14 +131,12 @@ def _reap(connection: socket.socket | None) -> None:
         _workers.discard(ended.si_pid)
         left = [child.command for child in end_children(spared=_workers)]
         if connection is not None:
-            _send(
-                connection,
-                {"exited": ended.si_pid, "code": os.waitstatus_to_exitcode(status), "left": left[:MOST_TOLD]},
-            )
+            code = os.waitstatus_to_exitcode(status)
+            _send(connection, WorkerEnded(ended.si_pid, code, tuple(left[:MAX_LISTED])))
 
 
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    connection.sendall(json.dumps(message).encode())
+def _send(connection: socket.socket, message: FromServer) -> None:
+    connection.sendall(encoded(message))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -12,10 +11,19 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
+from virtualflow.backends.fork_messages import (
+    FROM_SERVER,
+    ForkRequest,
+    FromServer,
+    ServerReady,
+    WorkerEnded,
+    WorkerForked,
+)
 from virtualflow.errors import LaunchError
 from virtualflow.job.backend import Exit, NotReadyError, Place
+from virtualflow.job.json_lines import decoded, encoded
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.system import hash_seed
 from virtualflow.system.hash_seed import hash_seed_of
@@ -23,6 +31,7 @@ from virtualflow.system.processes import adopt_orphans, end_children
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 120.0  # importing torch from a cold disk on a busy machine
+Awaited = TypeVar("Awaited", ServerReady, WorkerForked)
 
 
 class LocalBackend:
@@ -54,7 +63,7 @@ class LocalBackend:
             adopt_orphans()  # the workers, if their server is killed: the job goes on
         self._start_server()
         try:
-            self._note(self._receive("ready"))
+            self._note(self._wait_for(ServerReady))
         except BaseException:  # Ctrl-C, for one: nobody else would end the server
             self.__exit__(None, None, None)
             raise
@@ -104,15 +113,14 @@ class LocalBackend:
     def start(
         self, spec: WorkerSpec, stdout: int, stderr: int, control: int, environment: Mapping[str, str] | None = None
     ) -> int:
-        request = {"worker": spec.to_json(), "environment": dict(environment or {})}
-        return self._fork(request, [stdout, stderr, control])
+        return self._fork(ForkRequest(spec, dict(environment or {})), [stdout, stderr, control])
 
     def exits(self, timeout_seconds: float = 0.0) -> list[Exit]:
         for descriptor, _ in self._poll.poll(timeout_seconds):
             if descriptor in self._adopted:
                 self._note_end_of_adopted(descriptor)
             elif descriptor == self._connection.fileno():
-                self._take_what_has_come()
+                self._read_all()
         ended, self._exits = self._exits, []
         return ended
 
@@ -127,32 +135,32 @@ class LocalBackend:
     def fileno(self) -> int:
         return self._poll.fileno()
 
-    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
-        self._take_what_has_come()
+    def _fork(self, request: ForkRequest, descriptors: list[int]) -> int:
+        self._read_all()
         if not self._is_ready:
             raise NotReadyError("the process that workers are forked from was killed, and another one is starting")
         try:
-            socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
-            pid = int(self._receive("started")["started"])
+            socket.send_fds(self._connection, [encoded(request)], descriptors)
+            pid = self._wait_for(WorkerForked).pid
         except (ServerLostError, BrokenPipeError, ConnectionResetError):
             self._replace_server()
             raise NotReadyError("the process that workers are forked from was killed") from None
         self._alive.add(pid)
         return pid
 
-    def _receive(self, kind: str) -> dict[str, Any]:
-        """Wait for a message of this *kind*."""
+    def _wait_for(self, wanted: type[Awaited]) -> Awaited:
+        """Wait for a message of this type."""
         self._connection.settimeout(START_SECONDS)
         while True:
             try:
                 message = self._read()
             except TimeoutError:
                 raise LaunchError(f"the fork server did not answer within {START_SECONDS:.0f} s") from None
-            if kind in message:
+            if isinstance(message, wanted):
                 return message
             self._note(message)
 
-    def _take_what_has_come(self) -> None:
+    def _read_all(self) -> None:
         self._connection.setblocking(False)
         try:
             while True:
@@ -162,7 +170,7 @@ class LocalBackend:
         except ServerLostError:
             self._replace_server()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> FromServer:
         try:
             packet = self._connection.recv(1 << 16)
         except ConnectionResetError:  # it had not read everything yet
@@ -172,14 +180,13 @@ class LocalBackend:
                 f"the process that workers are forked from ended (exit code {self._server.poll()}). Its own error is "
                 "above; `vf doctor` says what is missing on this machine."
             )
-        message: dict[str, Any] = json.loads(packet)
-        return message
+        return decoded(FROM_SERVER, packet)
 
-    def _note(self, message: dict[str, Any]) -> None:
-        self._is_ready |= "ready" in message
-        if "exited" in message:
-            self._alive.discard(message["exited"])
-            self._exits.append(Exit(message["exited"], message["code"], tuple(message["left"])))
+    def _note(self, message: FromServer) -> None:
+        self._is_ready |= isinstance(message, ServerReady)
+        if isinstance(message, WorkerEnded):
+            self._alive.discard(message.pid)
+            self._exits.append(Exit(message.pid, message.code, message.left))
 
     def _replace_server(self) -> None:
         """The server was killed: its workers are ours now, and others will be forked from a new one."""

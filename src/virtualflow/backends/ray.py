@@ -32,6 +32,7 @@ from virtualflow.core.devices import Pool, type_of
 from virtualflow.errors import LaunchError
 from virtualflow.job.backend import Exit, Place
 from virtualflow.job.folder import JobFolder
+from virtualflow.job.json_lines import encoded
 from virtualflow.job.spec import Failure, WorkerSpec
 from virtualflow.job.tokens import parse_address
 from virtualflow.program.manifest import read_modules
@@ -298,7 +299,7 @@ class _OutpostLine:
     def start(self, line: _Line, environment: dict[str, str]) -> None:
         self._lines[line.number] = line
         furniture = None if ray.get(self.actor.sees.remote(line.spec.job_folder)) else _furniture(line.spec)
-        started = self.actor.start.remote(line.number, line.spec.to_json(), environment, furniture)
+        started = self.actor.start.remote(line.number, encoded(line.spec), environment, furniture)
         line.runs_on(self, int(ray.get(started)))
         if self.lost.is_set():
             line.end(KILLED)

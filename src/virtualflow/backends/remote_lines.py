@@ -12,6 +12,7 @@ from pathlib import Path
 from virtualflow.backends.remote_files import Inbox
 from virtualflow.job.spec import Failure
 from virtualflow.job.wire import Wire
+from virtualflow.job.wire_messages import TO_WORKER, WorkerFailed
 
 Tell = Callable[[bytes], None]
 
@@ -51,7 +52,7 @@ class Relay:
 
     def fail(self, failure: Failure) -> None:
         """Say for the worker why it could not be started."""
-        Wire(self._control).send(failure=failure.to_json())
+        Wire(self._control, TO_WORKER).send(WorkerFailed(failure))
 
     def close(self) -> None:
         with self._writing:

@@ -13,8 +13,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from msgspec.json import Decoder
+
 from virtualflow.backends.local import LocalBackend
 from virtualflow.backends.remote_files import Outbox
+from virtualflow.job.json_lines import decoded
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.program.manifest import write_modules
 
@@ -22,6 +25,7 @@ HEAR_SECONDS = 1.0  # silence is a sign of life, too
 LOOK_SECONDS = 0.05  # between two looks at what workers have written
 PIECE = 1 << 16
 RESUMED = "resumed.pt"
+_SPECS = Decoder(WorkerSpec)
 Heard = tuple[int, str, bytes]  # a worker's number, a stream or a file, and what has come there
 Furniture = tuple[dict[str, str], bytes | None]  # the job's modules, and the checkpoint that it goes on from
 
@@ -85,10 +89,10 @@ class Outpost:
         return Path(folder, "job.json").exists()
 
     def start(
-        self, number: int, spec_text: str, environment: Mapping[str, str], furniture: Furniture | None = None
+        self, number: int, spec_text: bytes, environment: Mapping[str, str], furniture: Furniture | None = None
     ) -> int:
         """Start a worker; return its process's id. With *furniture*, all that it writes to the job's folder is told."""
-        spec = WorkerSpec.from_json(spec_text).elsewhere(self._address, sees_one=bool(environment))
+        spec = decoded(_SPECS, spec_text).elsewhere(self._address, sees_one=bool(environment))
         folder = Path(tempfile.mkdtemp(prefix="vf-outpost-")) if furniture is not None else None
         if folder is not None and furniture is not None:
             spec = spec.in_folder(str(folder), resume_from=str(folder / RESUMED))

@@ -16,12 +16,14 @@ from rich.table import Column, Table
 from virtualflow.cli.resuming import can_go_on, how_to_go_on
 from virtualflow.cli.screen import say, screen
 from virtualflow.core.devices import is_number
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import ConfigError, DamagedError, EventStreamError, LaunchError
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events
 from virtualflow.job import control
 from virtualflow.job.checkpoints import step_of
 from virtualflow.job.folder import ENDED, JobFolder, all_jobs
 from virtualflow.job.output import LEAD_LOG
+from virtualflow.job.wire_messages import GetStatus, ResizeJob, StopJob
 from virtualflow.manager.client import Client
 
 JobArgument = Annotated[str, typer.Argument(help="The job's id, as `vf run` printed it.", metavar="JOB")]
@@ -70,7 +72,7 @@ def resize(
     if devices == "auto":
         raise ConfigError(f"job {job} has no manager that could decide: say how many devices")
     folder, count = _running(job), int(devices)
-    control.ask(folder, verb="resize", devices=count)
+    control.ask(folder, ResizeJob(count))
     deadline = time.monotonic() + WAIT_SECONDS
     while wait and not _has_got_to(folder, count):
         if time.monotonic() > deadline:
@@ -97,10 +99,10 @@ def _has_got_to(folder: JobFolder, devices: int) -> bool:
         raise LaunchError(
             f"job {job} ended before it got to {devices} devices: its state is {folder.read_state()['state']}"
         )
-    state = control.ask(folder, verb="status")
-    if len(state["wanted"]) != devices:
-        raise LaunchError(f"job {job} is to run on {len(state['wanted'])} devices by now, not on {devices}")
-    return bool(state["state"] == "RUNNING" and len(state["workers"]) == devices)
+    status = control.ask(folder, GetStatus())
+    if len(status.wanted) != devices:
+        raise LaunchError(f"job {job} is to run on {len(status.wanted)} devices by now, not on {devices}")
+    return status.state == JobState.RUNNING and len(status.workers) == devices
 
 
 def stop(
@@ -112,7 +114,7 @@ def stop(
     if folder.spec().managed and (manager := Client.found()) is not None:
         manager.post(f"/api/jobs/{job}/{'pause' if checkpoint else 'cancel'}")
     else:
-        control.ask(folder, verb="stop", checkpoint=checkpoint)
+        control.ask(folder, StopJob(checkpoint))
     deadline = time.monotonic() + WAIT_SECONDS
     while folder.is_locked():
         if time.monotonic() > deadline:

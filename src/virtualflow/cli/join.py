@@ -15,7 +15,6 @@ import typer
 from virtualflow.cli.screen import say
 from virtualflow.errors import LaunchError
 from virtualflow.job import tokens
-from virtualflow.job.spec import WorkerSpec
 from virtualflow.program.manifest import Program, changed_text, write_modules
 from virtualflow.system.hash_seed import VARIABLE, hash_seed_here
 
@@ -37,11 +36,12 @@ def join(
         _start_again_with("0")  # what most jobs have
     from virtualflow.job import worker  # loads torch, before the job is told that this device is there
 
-    connection, address_here, work = tokens.knock(host, port, token)
+    joined = tokens.connect(host, port, token)
+    connection = joined.connection
     with tempfile.TemporaryDirectory(prefix="vf-join-") as folder:
         snapshot = Path(folder) / "snapshot"
-        write_modules(snapshot, work["modules"])
-        spec = WorkerSpec.from_json(work["spec"]).elsewhere(address_here).in_folder(folder)
+        write_modules(snapshot, joined.work.modules)
+        spec = joined.work.spec.elsewhere(joined.address).in_folder(folder)
         if spec.hash_seed != hash_seed_here():
             connection.close()
             _start_again_with(spec.hash_seed)

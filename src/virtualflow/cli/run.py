@@ -41,8 +41,8 @@ from virtualflow.core.emulation import Devices
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM
 from virtualflow.job import checkpoints, control, launch
-from virtualflow.job.coordinator import Outcome
 from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.outcome import JobOutcome
 from virtualflow.job.output import AllOutput, LeadOutput
 from virtualflow.job.serve import run_job
 from virtualflow.solver import plan as plans
@@ -194,7 +194,7 @@ def run(
     raise typer.Exit(outcome.code)
 
 
-def _in_the_foreground(folder: JobFolder, token: str, *, all_output: bool, show: bool) -> Outcome:
+def _in_the_foreground(folder: JobFolder, token: str, *, all_output: bool, show: bool) -> JobOutcome:
     with ExitStack() as owned:
         if show:
             bar = owned.enter_context(Progress(folder.path / STREAM))
@@ -275,7 +275,7 @@ def _existing(script: Path | None) -> Path:
     return script
 
 
-def _explain_failure(outcome: Outcome) -> None:
+def _explain_failure(outcome: JobOutcome) -> None:
     if outcome.failure is None or not outcome.failure.text:
         return
     console = screen(stderr=True, highlight=False, soft_wrap=True)

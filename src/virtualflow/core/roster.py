@@ -1,425 +1,405 @@
 """Who belongs to a job, and who should: one door, no I/O. An event in, a list of actions out.
 
-The coordinator feeds it what happens to workers and carries out what it says. Time comes in as an argument.
+The coordinator feeds it what happens to workers and carries out what it decides. Time comes in as an argument.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import assert_never
 
+from virtualflow.core import roster_events as on
 from virtualflow.core.backoff import BackOff
 from virtualflow.core.balance import Speeds, balanced
-from virtualflow.core.generation import Generation
+from virtualflow.core.departures import LeaveNotices, LossReports
+from virtualflow.core.generation import Cause, Generation
+from virtualflow.core.joiners import Joiners
 from virtualflow.core.mapping import DeviceId, Mapping, first_mapping, rebalance
+from virtualflow.core.pending_change import PendingChange
+from virtualflow.core.roster_actions import AbandonJob, Action, FinishJob, KillWorker, PublishGeneration, ReleaseWorker
 from virtualflow.errors import MappingError
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a worker that joins the running job."""
-
-    device: DeviceId
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    device: DeviceId
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Tell every worker of a new generation."""
-
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Let a worker that leaves go: the others no longer need it."""
-
-    device: DeviceId
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Every worker has ended its script."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The job can't go on."""
-
-    reason: str
-
-
-Action = Start | Kill | Publish | Release | Finish | GiveUp
-
-
-@dataclass(slots=True)
 class Roster:
-    """The membership of one job."""
+    """The membership of one job. Everything but ``handle`` only reads it."""
 
-    devices: tuple[DeviceId, ...]
-    owners: tuple[int, ...] | None = None
-    speeds: Speeds | None = None  # of the devices, if they are not all alike
-    replace_lost: bool = True
-    patience_seconds: float = 30.0
-    generation: Generation = field(init=False)
-    pending: Generation | None = None  # published, and not yet formed by all
-    target: tuple[DeviceId, ...] = ()
-    node_sizes: tuple[int, ...] = ()
-    mapping: Mapping | None = None
-    warm: set[DeviceId] = field(default_factory=set)  # started, and waiting to be let in
-    guests: set[DeviceId] = field(default_factory=set)  # started elsewhere
-    starting: set[DeviceId] = field(default_factory=set)
-    noticed: set[DeviceId] = field(default_factory=set)  # told to go from outside: their end is no failure
-    noticed_at: float = 0.0
-    dismissed: set[DeviceId] = field(default_factory=set)  # killed on purpose: their end is no loss
-    holding: set[DeviceId] = field(default_factory=set)  # joiners that have the state
-    formed: set[DeviceId] = field(default_factory=set)
-    done: set[DeviceId] = field(default_factory=set)
-    lost_at: dict[DeviceId, float] = field(default_factory=dict)  # who has reported a lost peer, and when
-    told_of_loss: int = 0  # the newest generation that was published because of a loss
-    joined_at: dict[DeviceId, float] = field(default_factory=dict)
-    warm_since: float = 0.0  # when the first of those who wait to be let in began to
-    back_off: BackOff = field(default_factory=BackOff)
-    closed: bool = False  # nobody can join any more
-    stopping: bool = False
-    told_to_stop: int = -1  # the newest generation that was told to stop
-    numbers: int = 0
-    owes_mapping: bool = False  # workers wait for one by speed
-    resizes: int = 0
-    remaps: int = 0
-    failures: int = 0
+    def __init__(
+        self,
+        devices: tuple[DeviceId, ...],
+        owners: tuple[int, ...] | None = None,
+        speeds: Speeds | None = None,
+        *,
+        replace_lost: bool = True,
+        patience_seconds: float = 30.0,
+    ) -> None:
+        """*owners* is a mapping given by hand; *speeds* are those of devices that are not all alike."""
+        self._first_devices = devices
+        self._owners = owners
+        self.speeds = speeds
+        self._replace_lost = replace_lost
+        self._patience_seconds = patience_seconds
 
-    def __post_init__(self) -> None:
-        self.generation = Generation(0, "start", self.devices)
-        self.target = self.devices
-        self.joined_at = dict.fromkeys(self.devices, -math.inf)
+        self._generation = Generation(0, Cause.START, devices)
+        self._last_number = 0  # of all generations published so far
+        self._change: PendingChange | None = None
+        self._target = devices
+        self._node_sizes: tuple[int, ...] = ()
+        self._mapping: Mapping | None = None
+        self._owes_mapping = False  # the workers wait for one by speed
+        self._guests: set[DeviceId] = set()  # devices whose workers other launchers have started
+
+        self._joiners = Joiners()
+        self._notices = LeaveNotices()
+        self._reports = LossReports()
+        self._back_off = BackOff(dict.fromkeys(devices, -math.inf))
+
+        self._ended: set[DeviceId] = set()  # workers whose script has come to its end
+        self._closed = False
+        self._stopping = False
+        self._stop_published_for = -1  # the newest generation whose workers know that they are to stop
+        self._resizes = self._remaps = self._failures = 0
 
     @property
-    def members(self) -> tuple[DeviceId, ...]:
-        """Those who hold the job's state now, and take part or are about to."""
-        if self.pending is None:
-            return self.generation.devices
-        return (*self.generation.devices, *(d for d in self.pending.joining if d in self.holding))
-
-    def members_of(self, group: str) -> tuple[DeviceId, ...]:
-        """Who forms a group now: ``generation/N``, or ``handover/N`` for those who pass the state on in it."""
-        current = self.pending or self.generation
-        if group == f"generation/{current.number}":
-            return current.devices
-        if group == f"handover/{current.number}" and current.sender is not None:
-            return (current.sender, *current.joining)
-        return ()
+    def generation(self) -> Generation:
+        """The newest generation that all of its workers have formed."""
+        return self._generation
 
     @property
-    def _late_seconds(self) -> float:
-        """Between the first report of a broken group and the last one that is still believable."""
-        return max(2.0, self.patience_seconds / 10)
+    def pending(self) -> Generation | None:
+        """The generation that is published, and that not all have formed yet."""
+        return self._change.generation if self._change is not None else None
+
+    @property
+    def target(self) -> tuple[DeviceId, ...]:
+        """The devices that are wanted."""
+        return self._target
+
+    @property
+    def mapping(self) -> Mapping | None:
+        """Who runs which virtual nodes; None until their number is known."""
+        return self._mapping
+
+    @property
+    def node_sizes(self) -> tuple[int, ...]:
+        return self._node_sizes
+
+    @property
+    def guests(self) -> frozenset[DeviceId]:
+        """The devices whose workers other launchers have started."""
+        return frozenset(self._guests)
+
+    @property
+    def starting(self) -> frozenset[DeviceId]:
+        """The devices whose workers are being started, and do not wait for the job's state yet."""
+        return frozenset(self._joiners.starting)
 
     @property
     def is_settled(self) -> bool:
         """Whether the membership is what is wanted."""
-        return self.pending is None and set(self.generation.devices) == set(self.target)
+        return self._change is None and set(self._generation.devices) == set(self._target)
 
-    def sizes_known(self, node_sizes: Sequence[int]) -> list[Action]:
-        """The first Trainer was made."""
-        if self.mapping is not None:
+    @property
+    def closed(self) -> bool:
+        """Whether nobody can join any more."""
+        return self._closed
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    @property
+    def resizes(self) -> int:
+        return self._resizes
+
+    @property
+    def remaps(self) -> int:
+        return self._remaps
+
+    @property
+    def failures(self) -> int:
+        """How many workers were lost that nobody had told to leave."""
+        return self._failures
+
+    def group(self, name: str) -> tuple[DeviceId, ...]:
+        """Who forms the group of that name now; nobody if it is one of another generation."""
+        return (self.pending or self._generation).group(name)
+
+    def handle(self, event: on.RosterEvent, now: float) -> list[Action]:
+        """Apply *event*; return what must be done. Raises MappingError, and changes nothing, if that can't work."""
+        match event:
+            case on.SizesKnown(node_sizes):
+                return self._sizes_known(node_sizes)
+            case on.ResizeWanted(devices):
+                return self._resize(devices, now)
+            case on.ShrinkWanted(count):
+                return [*self._close(), *self._resize(self._generation.devices[:count], now)]
+            case on.RemapWanted(mapping):
+                return self._remap(mapping)
+            case on.StopWanted():
+                return self._stop(now)
+            case on.JoiningClosed():
+                return self._close()
+            case on.WorkerOffered(device):
+                return self._offered(device)
+            case on.DeviceWithdrawn(device):
+                return self._withdraw(device)
+            case on.StartPostponed(device, until):
+                self._joiners.starting.discard(device)
+                self._back_off.postpone(until)
+                return []
+            case on.JoinerReady(device):
+                self._joiners.is_ready(device, now)
+                return self._towards_target(now)
+            case on.StateReceived(device):
+                if self._change is not None:
+                    self._change.has_state(device)
+                return []
+            case on.GroupFormed(device, number):
+                return self._formed(device, number, now)
+            case on.LossReported(device, number):
+                self._reports.add(device, number, now)
+                return []
+            case on.LeaveNoticed(device):
+                return self._leave(device, now)
+            case on.ScriptEnded(device):
+                return self._script_ended(device)
+            case on.WorkerGone(device):
+                return self._gone(device, now)
+            case on.TimePassed():
+                return self._tick(now)
+            case _:
+                assert_never(event)
+
+    def _sizes_known(self, node_sizes: tuple[int, ...]) -> list[Action]:
+        if self._mapping is not None:
             return []
         count = len(node_sizes)
-        self.node_sizes = tuple(node_sizes)
-        self.mapping = first_mapping(self.owners, count, self.devices, self.generation.devices)
-        self.target = self.target[:count]  # more may have been asked for before anybody knew
-        self.owes_mapping = self.speeds is not None and self.owners is None
-        return self._first_mapping() if self.pending is None else []
+        self._mapping = first_mapping(self._owners, count, self._first_devices, self._generation.devices)
+        self._node_sizes = node_sizes
+        self._target = self._target[:count]  # more may have been asked for before the number was known
+        self._owes_mapping = self.speeds is not None and self._owners is None
+        return self._first_mapping() if self._change is None else []
 
     def _first_mapping(self) -> list[Action]:
         """By speed: the workers wait for it before their first step."""
-        if not self.owes_mapping:
+        if not self._owes_mapping:
             return []
-        self.owes_mapping = False
-        return self.remap(self._mapped(self.generation.devices))
+        self._owes_mapping = False
+        return self._remap(self._mapped(self._generation.devices))
 
-    def remap(self, mapping: Mapping) -> list[Action]:
-        """Move virtual nodes among the same workers, which forms no new group."""
-        if self.pending is not None or self.done or self.stopping or not self._is_for(mapping):
+    def _remap(self, mapping: Mapping) -> list[Action]:
+        fits = set(mapping.devices) == set(self._generation.devices)
+        if self._change is not None or self._ended or self._stopping or not fits:
             return []
-        self.numbers += 1
-        self.pending = Generation(self.numbers, "remap", self.generation.devices, mapping.devices)
-        self.formed, self.holding = set(), set()
-        return [Publish(self.pending)]
-
-    def _is_for(self, mapping: Mapping) -> bool:
-        return set(mapping.devices) == set(self.generation.devices)
+        new = Generation(self._next_number(), Cause.REMAP, self._generation.devices, mapping.devices)
+        self._change = PendingChange(new)
+        return [PublishGeneration(new)]
 
     def _mapped(self, devices: tuple[DeviceId, ...]) -> Mapping:
-        assert self.mapping is not None
+        assert self._mapping is not None
         if self.speeds is None:
-            return rebalance(self.mapping, devices)
-        return balanced(self.mapping, devices, self.node_sizes, self.speeds)
+            return rebalance(self._mapping, devices)
+        return balanced(self._mapping, devices, self._node_sizes, self.speeds)
 
-    def resize(self, devices: Sequence[DeviceId], now: float) -> list[Action]:
-        """Another set of devices is wanted. The last request wins."""
+    def _resize(self, devices: tuple[DeviceId, ...], now: float) -> list[Action]:
         if not devices:
             raise MappingError("a job needs at least one device")
-        if self.mapping is not None and len(devices) > self.mapping.virtual_nodes:
+        if self._mapping is not None and len(devices) > self._mapping.virtual_nodes:
             raise MappingError(
-                f"the job has {self.mapping.virtual_nodes} virtual nodes, so it can use at most that many devices, not "
-                f"{len(devices)}"
+                f"the job has {self._mapping.virtual_nodes} virtual nodes, so it can use at most that many devices, "
+                f"not {len(devices)}"
             )
-        if self.closed and not set(devices) <= set(self.generation.devices):
+        if self._closed and not set(devices) <= set(self._generation.devices):
             raise MappingError(CLOSED)
-        self.target = tuple(devices)
-        self.back_off.losses = 0
+        self._target = devices
+        self._back_off.forgive()
         return self._towards_target(now)
 
-    def shrink(self, count: int, now: float) -> list[Action]:
-        """The job itself wants to go on with its first *count* devices, and with nobody new."""
-        return [*self.close(), *self.resize(self.generation.devices[:count], now)]
-
-    def offer(self, device: DeviceId) -> None:
-        """A worker that was started elsewhere wants to take part; it will be ready."""
-        if self.mapping is not None and len(self.target) >= self.mapping.virtual_nodes:
+    def _offered(self, device: DeviceId) -> list[Action]:
+        if self._mapping is not None and len(self._target) >= self._mapping.virtual_nodes:
             raise MappingError(
-                f"the job has {self.mapping.virtual_nodes} virtual nodes and {len(self.target)} devices: there is "
+                f"the job has {self._mapping.virtual_nodes} virtual nodes and {len(self._target)} devices: there is "
                 "nothing left for another one to do"
             )
-        if self.closed:
+        if self._closed:
             raise MappingError(CLOSED)
-        self.target = (*self.target, device)
-        self.guests.add(device)
-        self.starting.add(device)
-
-    def close(self) -> list[Action]:
-        """Whoever joins from now on would run the script into a loop that the job has left behind."""
-        self.closed = True
-        self.target = tuple(d for d in self.target if d in self.generation.devices) or self.generation.devices
-        late = self.pending.joining if self.pending is not None else ()
-        return [*self._dismiss(self.warm | self.starting), *(Kill(d) for d in late)]
-
-    def withdraw(self, device: DeviceId) -> None:
-        """A device that can't be had again: only whoever started its worker could."""
-        self.target = tuple(d for d in self.target if d != device) or self.generation.devices
-
-    def ready(self, device: DeviceId, now: float) -> list[Action]:
-        """A worker that joins has built its model and waits."""
-        self.starting.discard(device)
-        if not self.warm:
-            self.warm_since = now
-        self.warm.add(device)
-        return self._towards_target(now)
-
-    def postpone(self, device: DeviceId, until: float) -> None:
-        """A worker could not be started, for no fault of its own: it is not tried again before then."""
-        self.starting.discard(device)
-        self.back_off.not_before = max(self.back_off.not_before, until)
-
-    def holds_state(self, device: DeviceId) -> None:
-        self.holding.add(device)
-
-    def has_formed(self, device: DeviceId, number: int, now: float) -> list[Action]:
-        """A worker is in the group of generation *number*."""
-        if self.pending is None or self.pending.number != number:
-            return []
-        self.formed.add(device)
-        if not self.formed >= set(self.pending.devices):
-            return []
-        before, self.generation, self.pending = self.generation, self.pending, None
-        self.lost_at.clear()
-        self.remaps += self.generation.cause == "remap"
-        if self.generation.cause == "resize":
-            self.resizes += 1
-            self.joined_at |= dict.fromkeys(self.generation.joining, now)
-        if self.generation.owners is not None:
-            self.mapping = Mapping(self.generation.owners)
-        actions: list[Action] = [Release(d) for d in before.devices if d not in self.generation.devices]
-        return actions + self._first_mapping() + self._towards_target(now)
-
-    def leaves(self, device: DeviceId, now: float) -> list[Action]:
-        """A worker was told to go (a preemption): it leaves at the next boundary."""
-        others = tuple(d for d in self.target if d != device)
-        if not others:
-            return self.stop(now)  # nobody else could hold the state
-        self.target = others
-        self.noticed.add(device)
-        self.noticed_at = now
-        return self._towards_target(now)
-
-    @property
-    def _has_notice(self) -> bool:
-        """Whether somebody is still there who was told to go."""
-        return any(d in self.noticed for d in self.generation.devices)
-
-    def stop(self, now: float) -> list[Action]:
-        """All are to end at the same boundary, with a checkpoint. A change that is under way comes first."""
-        self.stopping = True
-        self.target = self.generation.devices
-        return self._towards_target(now)
-
-    def reports_loss(self, device: DeviceId, number: int, now: float) -> list[Action]:
-        """A worker's collective has failed in generation *number*: somebody is gone, or late."""
-        # If it is a loss that all are told of already, whoever has not noticed may simply be busy.
-        if number >= self.told_of_loss:
-            self.lost_at.setdefault(device, now)
+        self._target = (*self._target, device)
+        self._guests.add(device)
+        self._joiners.starting.add(device)
         return []
 
-    def tick(self, now: float) -> list[Action]:
-        """Time has passed."""
+    def _close(self) -> list[Action]:
+        self._closed = True
+        self._target = tuple(d for d in self._target if d in self._generation.devices) or self._generation.devices
+        late = self.pending.joining if self.pending is not None else ()
+        return [*self._joiners.dismiss(self._joiners.all), *(KillWorker(device) for device in late)]
+
+    def _withdraw(self, device: DeviceId) -> list[Action]:
+        self._target = tuple(d for d in self._target if d != device) or self._generation.devices
+        return []
+
+    def _formed(self, device: DeviceId, number: int, now: float) -> list[Action]:
+        change = self._change
+        if change is None or change.generation.number != number:
+            return []
+        change.has_formed(device)
+        if not change.is_formed:
+            return []
+        before, new = self._generation, change.generation
+        self._generation, self._change = new, None
+        self._reports.clear()
+        self._remaps += new.cause == Cause.REMAP
+        if new.cause == Cause.RESIZE:
+            self._resizes += 1
+            self._back_off.joined(new.joining, now)
+        if new.owners is not None:
+            self._mapping = Mapping(new.owners)
+        released: list[Action] = [ReleaseWorker(d) for d in before.devices if d not in new.devices]
+        return released + self._first_mapping() + self._towards_target(now)
+
+    def _leave(self, device: DeviceId, now: float) -> list[Action]:
+        others = tuple(d for d in self._target if d != device)
+        if not others:
+            return self._stop(now)  # no other worker could hold the state
+        self._target = others
+        self._notices.add(device, now)
+        return self._towards_target(now)
+
+    def _stop(self, now: float) -> list[Action]:
+        """A change that is under way comes first."""
+        self._stopping = True
+        self._target = self._generation.devices
+        return self._towards_target(now)
+
+    def _tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        current = self.pending or self.generation
-        if self.lost_at and now - min(self.lost_at.values()) > self._late_seconds:
+        if self._reports.are_overdue(now, max(2.0, self._patience_seconds / 10)):
             # Whoever has not noticed that the group is broken is stopped, or stuck in the user's code.
-            silent = [d for d in current.devices if d not in self.lost_at and d not in self.done]
-            actions += [Kill(d) for d in silent]
+            current = [d for d in (self.pending or self._generation).devices if d not in self._ended]
+            silent = self._reports.missing_from(current)
+            actions += [KillWorker(device) for device in silent]
             if not silent:
                 actions += self._publish_loss(())
-            self.lost_at.clear()
+            self._reports.clear()
         if self._nobody_takes_over(now):
-            return actions + self.stop(now)
-        if self.back_off.not_before <= now:
+            return actions + self._stop(now)
+        if self._back_off.may_start(now):
             actions += self._towards_target(now)
         return actions
 
     def _nobody_takes_over(self, now: float) -> bool:
-        """Whether all were told to go, and those who are to come in their place are not there in time."""
-        waits = self.pending is None and not self.warm and not self.stopping
-        return waits and set(self.generation.devices) <= self.noticed and now - self.noticed_at > self.patience_seconds
+        """Whether all got a notice, and those who are to come in their place are late."""
+        waits = self._change is None and not self._joiners.waiting and not self._stopping
+        late = now - self._notices.newest_at > self._patience_seconds
+        return waits and late and self._notices.include_all(self._generation.devices)
 
-    def ended(self, device: DeviceId, now: float) -> list[Action]:
-        """A worker's script has come to its end; the worker stays until all have."""
-        self.done.add(device)
-        if not self.done >= set(self.generation.devices):
+    def _script_ended(self, device: DeviceId) -> list[Action]:
+        self._ended.add(device)
+        if not self._ended >= set(self._generation.devices):
             return []
-        if self.pending is not None and self.pending.cause == "loss":
+        if self.pending is not None and self.pending.cause == Cause.LOSS:
             return []
         # A resize that is still under way has no boundary left to happen at.
         joining = set(self.pending.joining) if self.pending is not None else set()
-        return [*self._dismiss(self.warm | self.starting | joining), Finish()]
+        return [*self._joiners.dismiss(self._joiners.all | joining), FinishJob()]
 
-    def gone(self, device: DeviceId, now: float) -> list[Action]:
-        """A worker's process is no more."""
-        was_warm = device in self.warm
-        self.starting.discard(device)
-        self.warm.discard(device)
-        if device in self.dismissed:
-            self.dismissed.discard(device)
+    def _gone(self, device: DeviceId, now: float) -> list[Action]:
+        was_waiting = device in self._joiners.waiting
+        if self._joiners.remove(device):
             return []
-        self.failures += device not in self.noticed
-        self.noticed.discard(device)
-        if self.closed or not self.replace_lost:
-            self.withdraw(device)
-        if device not in self.members and device not in (self.pending.devices if self.pending else ()):
-            if was_warm or device in self.target:
-                self._note_loss(device, now)
-            return self._give_up_if_hopeless()
-        if device not in self.generation.devices and device not in self.holding:
-            self._note_loss(device, now)  # a joiner without the state: the others have all they need
-        elif device in self.target:
-            self._note_loss(device, now)
-        return self._give_up_if_hopeless() or self._publish_loss((device,))
-
-    def _note_loss(self, device: DeviceId, now: float) -> None:
-        self.back_off.note(self.joined_at.get(device, now), now)
-
-    def _give_up_if_hopeless(self) -> list[Action]:
-        if self.back_off.is_hopeless:
-            return [
-                GiveUp(
-                    f"{self.back_off.losses} workers were lost in a row. Something kills every worker that this job "
-                    "starts: look at the script, and at the memory of the machine."
-                )
-            ]
-        return []
+        self._failures += device not in self._notices.devices
+        self._notices.remove((device,))
+        if self._closed or not self._replace_lost:
+            self._withdraw(device)
+        present = device in self._generation.devices
+        with_state = present or (self._change is not None and device in self._change.joiners_with_state)
+        takes_part = with_state or (self.pending is not None and device in self.pending.devices)
+        if device in self._target or (not takes_part and was_waiting) or (takes_part and not with_state):
+            self._back_off.lost(device, now)
+        if self._back_off.is_hopeless:
+            return [AbandonJob(HOPELESS.format(self._back_off.losses))]
+        return self._publish_loss((device,)) if takes_part else []
 
     def _publish_loss(self, lost: Sequence[DeviceId]) -> list[Action]:
         """Go on without *lost*, with all who hold the state."""
-        survivors = tuple(d for d in self.members if d not in lost)
+        with_state = self._change.joiners_with_state if self._change is not None else ()
+        without = self._change.joiners_without_state if self._change is not None else ()
+        survivors = tuple(d for d in (*self._generation.devices, *with_state) if d not in lost)
         if not survivors:
-            return [GiveUp("all workers were lost")]
-        joining = self.pending.joining if self.pending is not None else ()
-        actions = self._dismiss(d for d in joining if d not in self.holding and d not in lost)
+            return [AbandonJob("all workers were lost")]
+        actions = self._joiners.dismiss(d for d in without if d not in lost)
         surplus = self._surplus(survivors)
         survivors = tuple(d for d in survivors if d not in surplus)
-        self.generation = replace(self.generation, devices=survivors)
-        self.done &= set(survivors)
-        generation = self._next("loss", survivors)
-        self.told_of_loss = generation.number
-        return [*actions, *(Release(d) for d in surplus), Publish(generation)]
+        self._generation = replace(self._generation, devices=survivors)
+        self._ended &= set(survivors)
+        generation = self._next(Cause.LOSS, survivors)
+        self._reports.newest_loss = generation.number
+        return [*actions, *(ReleaseWorker(device) for device in surplus), PublishGeneration(generation)]
 
     def _surplus(self, survivors: Sequence[DeviceId]) -> list[DeviceId]:
         """Those who were to leave, as far as there are more *survivors* than virtual nodes with those who join."""
-        if self.mapping is None or self.pending is None or len(survivors) <= self.mapping.virtual_nodes:
+        if self._mapping is None or self.pending is None:
             return []
         leaving = [d for d in survivors if d not in self.pending.devices]
-        return leaving[: len(survivors) - self.mapping.virtual_nodes]
-
-    def _dismiss(self, devices: Iterable[DeviceId]) -> list[Action]:
-        """Kill workers that join: they are of no use any more."""
-        unused = sorted(devices)
-        self.dismissed |= set(unused)
-        self.warm -= set(unused)
-        self.starting -= set(unused)
-        return [Kill(d) for d in unused]
-
-    def _publish_stop(self) -> list[Action]:
-        if self.told_to_stop == self.generation.number:
-            return []
-        self.told_to_stop = self.generation.number  # told again after a loss: that generation is another one
-        self.numbers += 1
-        return [Publish(Generation(self.numbers, "stop", self.generation.devices))]
+        return leaving[: max(0, len(survivors) - self._mapping.virtual_nodes)]
 
     def _towards_target(self, now: float) -> list[Action]:
         """What brings the membership nearer to what is wanted. Nothing while a change is under way."""
-        if self.pending is not None or self.done or self.mapping is None:
+        if self._change is not None or self._ended or self._mapping is None:
             return []
-        present, wanted = self.generation.devices, self.target
-        if self.stopping:
-            return self._dismiss(self.warm | self.starting) + self._publish_stop()
-        actions = self._dismiss(d for d in self.warm | self.starting if d not in wanted)
-        missing = [d for d in wanted if d not in present and d not in self.warm and d not in self.starting]
-        if missing and now >= self.back_off.not_before:
+        present, wanted, joiners = self._generation.devices, self._target, self._joiners
+        if self._stopping:
+            return joiners.dismiss(joiners.all) + self._publish_stop()
+        actions = joiners.dismiss(d for d in joiners.all if d not in wanted)
+        missing = [d for d in wanted if d not in present and d not in joiners.all]
+        if missing and self._back_off.may_start(now):
             actions += self._start(missing)
             missing = []
-        if self.starting or missing:
-            hurry = self._has_notice and any(d in wanted for d in present)
-            if not hurry and (not self.warm or now - self.warm_since < self.patience_seconds):
-                return actions  # train on until all who join are warm
-            # Who is late, for want of a free device perhaps, comes later; who was told to go can't wait for that.
-            wanted = tuple(d for d in wanted if d in present or d in self.warm)
+        if joiners.starting or missing:
+            hurry = self._notices.include_any(present) and any(d in wanted for d in present)
+            if not hurry and (not joiners.waiting or now - joiners.waiting_since < self._patience_seconds):
+                return actions  # train on until all who join are ready
+            # Who is late, for want of a free device perhaps, comes later; who got a notice can't wait for that.
+            wanted = tuple(d for d in wanted if d in present or d in joiners.waiting)
         if set(wanted) != set(present):
             stay = tuple(d for d in present if d in wanted)
             joining = tuple(d for d in wanted if d not in present)
-            actions.append(Publish(self._next("resize", (*stay, *joining), joining)))
+            actions.append(PublishGeneration(self._next(Cause.RESIZE, (*stay, *joining), joining)))
         return actions
 
     def _start(self, devices: Sequence[DeviceId]) -> list[Action]:
-        self.starting |= set(devices)
-        self.dismissed -= set(devices)
-        self.noticed -= set(devices)
-        for device in devices:
-            self.joined_at.pop(device, None)
-        return [Start(d) for d in devices]
+        self._notices.remove(devices)
+        self._back_off.started(devices)
+        return self._joiners.start(devices)
 
-    def _next(self, cause: str, devices: tuple[DeviceId, ...], joining: tuple[DeviceId, ...] = ()) -> Generation:
-        self.numbers += 1
+    def _publish_stop(self) -> list[Action]:
+        if self._stop_published_for == self._generation.number:
+            return []
+        self._stop_published_for = self._generation.number  # again after a loss: that generation is another one
+        return [PublishGeneration(Generation(self._next_number(), Cause.STOP, self._generation.devices))]
+
+    def _next(self, cause: Cause, devices: tuple[DeviceId, ...], joining: tuple[DeviceId, ...] = ()) -> Generation:
         # The lead writes the job's files, so it should be at home as long as anybody is.
-        devices = tuple(sorted(devices, key=lambda device: device in self.guests))
-        present = self.generation.devices
-        leaving = tuple(d for d in present if d not in devices)
-        stay = [d for d in present if d in devices]
-        sender = (stay or present)[0] if joining else None
-        owners = self._mapped(devices).devices if self.mapping is not None else None
-        self.pending = Generation(self.numbers, cause, devices, owners, joining, leaving, sender)
-        self.formed, self.holding = set(), set()
-        self.warm -= set(joining)
-        self.lost_at.clear()
-        return self.pending
+        ranked = tuple(sorted(devices, key=lambda device: device in self._guests))
+        owners = self._mapped(ranked).devices if self._mapping is not None else None
+        new = self._generation.successor(self._next_number(), cause, ranked, owners, joining)
+        self._change = PendingChange(new)
+        self._joiners.admit(joining)
+        self._reports.clear()
+        return new
+
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
 
 
 CLOSED = (
     "the job is past the loop of its first Trainer. A worker that joins runs the script from the top, so nobody can "
     "join a later one; fewer devices are possible"
+)
+HOPELESS = (
+    "{} workers were lost in a row. Something kills every worker that this job starts: look at the script, and at the "
+    "memory of the machine."
 )

@@ -1,16 +1,17 @@
-"""How ``vf`` verbs reach the coordinator of a running job: one JSON request, one JSON answer, over a Unix socket."""
+"""How ``vf`` verbs reach the coordinator of a running job: one request, one answer, over a Unix socket."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
 
-from virtualflow.errors import LaunchError, UnreachableError
+from virtualflow.errors import LaunchError, MessageError, UnreachableError
 from virtualflow.job.folder import JobFolder
+from virtualflow.job.json_lines import decoded, encoded
+from virtualflow.job.status import JobStatus
+from virtualflow.job.wire_messages import ANSWERS, GetStatus, Refusal, Request
 
 ANSWER_SECONDS = 10.0
 
@@ -27,15 +28,15 @@ def listen(folder: JobFolder) -> socket.socket:
     return listening
 
 
-def ask(folder: JobFolder, seconds: float = ANSWER_SECONDS, **request: Any) -> dict[str, Any]:
-    """The coordinator's answer to *request*. Raises UnreachableError if none comes within so many seconds."""
+def ask(folder: JobFolder, request: Request, seconds: float = ANSWER_SECONDS) -> JobStatus:
+    """The job's status after *request*. Raises UnreachableError if no answer comes within so many seconds."""
     job_id = folder.path.name
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(seconds)
             with _within(folder) as name:
                 connection.connect(name)
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.sendall(encoded(request) + b"\n")
             with closing(connection.makefile("rb")) as answers:
                 line = answers.readline()
     except OSError as error:
@@ -44,13 +45,12 @@ def ask(folder: JobFolder, seconds: float = ANSWER_SECONDS, **request: Any) -> d
     if not line:
         raise UnreachableError(f"job {job_id} ended before it could answer")
     try:
-        answer: dict[str, Any] = json.loads(line)
-        refusal = answer.get("error")
-    except (ValueError, AttributeError) as error:
+        answer = decoded(ANSWERS, line)
+    except MessageError as error:
         raise UnreachableError(f"job {job_id} gave no answer that makes sense: {line[:80]!r}") from error
-    if refusal is not None:
-        raise LaunchError(str(refusal))
-    return answer
+    if isinstance(answer, Refusal):
+        raise LaunchError(answer.error)
+    return answer.status
 
 
 def _state_of(folder: JobFolder) -> str:
@@ -63,7 +63,7 @@ def _state_of(folder: JobFolder) -> str:
 def answers(folder: JobFolder) -> bool:
     """Whether a coordinator runs the job."""
     try:
-        ask(folder, verb="status")
+        ask(folder, GetStatus())
     except LaunchError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""The workers of one job: their processes, the lines to them, and what they write."""
+"""The workers of one job: their processes, the lines to them, and their output."""
 
 from __future__ import annotations
 
@@ -12,54 +12,56 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
+from virtualflow.errors import MessageError
 from virtualflow.job.backend import Backend, Exit, Place
 from virtualflow.job.spec import Failure, WorkerSpec
 from virtualflow.job.wire import Wire
+from virtualflow.job.wire_messages import FROM_WORKER, FromWorker, Heartbeat, Message, Released
 
-LAST_WORDS = 4096  # bytes
-MOST_ROUNDS = 16  # in which everyone is heard, before exits are looked at
+STDERR_TAIL_BYTES = 4096
+MAX_ROUNDS = 16  # of reading from everyone, before exits are looked at
 
 _log = logging.getLogger("virtualflow")
 
 
 @dataclass(slots=True)
 class Worker:
-    """A worker's process, and the coordinator's line to it."""
+    """A worker's process, and the line to it."""
 
     device: str
     process: int  # the backend's number for it; for one started elsewhere, its id there
-    wire: Wire
-    ends: list[int]
+    wire: Wire[FromWorker]
+    outputs: list[int]  # our ends of its stdout and stderr
     leaving: bool = False
     failure: Failure | None = None
-    last_words: bytes = b""  # the end of what it wrote to stderr
-    guest_of: str = ""  # the host of a worker that was started elsewhere: its line is all there is of it
-    heard_at: float = field(default_factory=time.monotonic)
+    stderr_tail: bytes = b""
+    guest_of: str = ""  # the host of a worker that another launcher has started: its line is all there is of it
+    last_seen: float = field(default_factory=time.monotonic)  # when something came over its line
 
 
 class Owner(Protocol):
-    """Hears of a crew. Of a worker whose device has another by now, only the output is told."""
+    """What a crew reports to. Of a worker whose device has another one by now, only the output is reported."""
 
-    def heard(self, worker: Worker, message: dict[str, Any]) -> None:
-        """A worker has told something."""
+    def on_message(self, worker: Worker, message: FromWorker) -> None:
+        """A worker has sent a message."""
 
-    def wrote(self, worker: Worker, stream: str, data: bytes) -> None:
+    def on_output(self, worker: Worker, stream: str, data: bytes) -> None:
         """A worker has written to its stdout or stderr."""
 
-    def ended(self, worker: Worker, code: int) -> None:
-        """A worker has ended with this exit code, or by the signal of this negative number; its last words are told."""
+    def on_exit(self, worker: Worker, code: int) -> None:
+        """A worker has ended with this exit code, or by the signal of this negative number, after its last output."""
 
-    def left_behind(self, worker: Worker, commands: Sequence[str]) -> None:
+    def on_leftovers(self, worker: Worker, commands: Sequence[str]) -> None:
         """A worker that has ended had left processes behind; they were ended, too."""
 
 
 class Crew:
-    """The workers of one job by device: those that *backend* has started, and guests from elsewhere.
+    """The workers of one job by device: those that *backend* has started, and guests from other launchers.
 
     Everything happens in ``pump``, which also calls what others have registered with the ``selector``: functions that
-    take in what has come, and may return whether there was something. None of them may block, or raise.
+    read what has come, and may return whether there was something. None of them may block, or raise.
     """
 
     def __init__(self, backend: Backend, owner: Owner) -> None:
@@ -73,7 +75,8 @@ class Crew:
         self._beat_at = 0.0
 
     @property
-    def is_gone(self) -> bool:
+    def is_empty(self) -> bool:
+        """Whether every worker has ended."""
         return not self.workers and not self._retired
 
     def start(self, spec: WorkerSpec) -> Worker:
@@ -92,28 +95,36 @@ class Crew:
                 writers.append(writer)
             process = self._backend.start(spec, writers[0], writers[1], control.fileno())
             ends.pop_all()
-        worker = Worker(spec.device, process, Wire(ours), readers)
+        worker = Worker(spec.device, process, Wire(ours, FROM_WORKER), readers)
         if worker.device in self.workers:
             self._retired[self.workers[worker.device].process] = self.workers[worker.device]
         for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):
             self.selector.register(reader, selectors.EVENT_READ, partial(self._read_output, worker, stream, reader))
-        self._attend(worker)
+        self._add(worker)
         return worker
 
-    def admit(self, wire: Wire, host: str, pid: int) -> Worker:
-        """Take in a worker that another launcher has started, under a new device's name."""
+    def new_guest_name(self, host: str) -> str:
+        """A device's name for a worker that another launcher has started on *host*."""
         self._guests += 1
-        worker = Worker(f"{host}/{self._guests}", pid, wire, [], guest_of=host)
-        self._attend(worker)
+        return f"{host}/{self._guests}"
+
+    def admit(self, device: str, wire: Wire[FromWorker], host: str, pid: int) -> Worker:
+        """Add a worker that another launcher has started."""
+        worker = Worker(device, pid, wire, [], guest_of=host)
+        self._add(worker)
         return worker
 
-    def tell(self, **message: Any) -> None:
-        """Send a message to all."""
+    def send_to_all(self, message: Message) -> None:
         for worker in self.workers.values():
-            worker.wire.send(**message)
+            worker.wire.send(message)
+
+    def send(self, device: str, message: Message) -> None:
+        """Send a message to the worker of *device*, if there is one."""
+        if device in self.workers:
+            self.workers[device].wire.send(message)
 
     def beat(self, seconds: float) -> None:
-        """Show all workers that this process is there, if the last time was so long ago; send what is waiting."""
+        """Send a heartbeat to all workers, if the last one was so long ago; send what is waiting."""
         if is_due := time.monotonic() - self._beat_at > seconds:
             self._beat_at = time.monotonic()
         for worker in self.workers.values():
@@ -123,17 +134,17 @@ class Crew:
                 worker.wire.flush()
 
     def release(self, device: str) -> None:
-        """Let a worker go: it takes no further part, and ends by itself."""
+        """Let a worker end by itself: it takes no further part."""
         if device in self.workers:
             self.workers[device].leaving = True
-            self.workers[device].wire.send(release=True)
+            self.send(device, Released())
 
     def kill(self, device: str) -> None:
         if device in self.workers:
             self._signal(self.workers[device], signal.SIGKILL, -signal.SIGKILL)
 
     def signal_all(self, number: int) -> None:
-        """Send a signal to each worker that still runs; guests are let go."""
+        """Send a signal to each worker that still runs; the lines of guests are closed, and they end."""
         for worker in (*self.workers.values(), *self._retired.values()):
             self._signal(worker, number, 0)
 
@@ -141,49 +152,58 @@ class Crew:
         return Place(worker.guest_of, worker.process) if worker.guest_of else self._backend.place_of(worker.process)
 
     def pump(self, timeout_seconds: float) -> None:
-        """Take what has come: output first, so that a worker's last words precede its end.
+        """Read what has come: output first, so that a worker's last output precedes its end.
 
-        From everyone in turn, and not for ever: who never stops talking keeps nobody from being heard.
+        From everyone in turn, and not for ever: a worker that never stops writing delays nobody.
         """
         ready = [key for key, _ in self.selector.select(timeout_seconds)]
-        for _ in range(MOST_ROUNDS):
-            said = [key.data() for key in ready if key.fileobj in self.selector.get_map()]
-            if not any(said):
+        for _ in range(MAX_ROUNDS):
+            had_data = [key.data() for key in ready if key.fileobj in self.selector.get_map()]
+            if not any(had_data):
                 break
             ready = [key for key, _ in self.selector.select(0)]
         for end in self._backend.exits(0.0):
             self._note_exit(end)
 
-    def _attend(self, worker: Worker) -> None:
+    def _add(self, worker: Worker) -> None:
         self.workers[worker.device] = worker
         self.selector.register(worker.wire, selectors.EVENT_READ, partial(self._read_line, worker))
 
     def _signal(self, worker: Worker, number: int, guest_code: int) -> None:
         if worker.guest_of:
-            self._note_end(worker, guest_code)  # it hears that its line is cut, and ends
+            self._note_end(worker, guest_code)  # it notices that its line is cut, and ends
         else:
             self._backend.kill(worker.process, number)
 
     def _read_line(self, worker: Worker) -> bool:
-        messages = worker.wire.receive()
+        try:
+            messages = worker.wire.receive()
+        except MessageError as error:
+            self._end_confused(worker, error)
+            return False
         if messages is None:
             self.selector.unregister(worker.wire)
             if worker.guest_of:
                 self._note_end(worker, 0 if worker.leaving else -signal.SIGKILL)
             return False
-        worker.heard_at = time.monotonic()
+        worker.last_seen = time.monotonic()
         for message in messages:
-            if self.workers.get(worker.device) is worker:
-                self._heed(worker, message)
+            if self.workers.get(worker.device) is worker and not isinstance(message, Heartbeat):
+                self._pass_on(worker, message)
         return bool(messages)
 
-    def _heed(self, worker: Worker, message: dict[str, Any]) -> None:
+    def _pass_on(self, worker: Worker, message: FromWorker) -> None:
         try:
-            self._owner.heard(worker, message)
+            self._owner.on_message(worker, message)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # No message of ours: whatever one worker says, the others go on.
-            _log.warning("device %s said what can't be understood (%r), and is ended", worker.device, error)
-            self._signal(worker, signal.SIGKILL, -signal.SIGKILL)
+            self._end_confused(worker, error)
+
+    def _end_confused(self, worker: Worker, error: Exception) -> None:
+        """Whatever one worker sends, the others go on."""
+        _log.warning("device %s sent what can't be understood (%r), and is ended", worker.device, error)
+        if worker.wire in self.selector.get_map():
+            self.selector.unregister(worker.wire)
+        self._signal(worker, signal.SIGKILL, -signal.SIGKILL)
 
     def _read_output(self, worker: Worker, stream: str, reader: int) -> bool:
         try:
@@ -194,27 +214,27 @@ class Crew:
             self.selector.unregister(reader)
             return False
         if stream == "stderr":
-            worker.last_words = (worker.last_words + data)[-LAST_WORDS:]
-        self._owner.wrote(worker, stream, data)
+            worker.stderr_tail = (worker.stderr_tail + data)[-STDERR_TAIL_BYTES:]
+        self._owner.on_output(worker, stream, data)
         return True
 
-    def let_go(self) -> None:
+    def cut_lines(self) -> None:
         """Close all lines, as if this process had died: each worker leaves a checkpoint, and ends."""
         for worker in (*self.workers.values(), *self._retired.values()):
             worker.wire.cut()
 
-    def end_silent(self, devices: Iterable[str], seconds: float) -> None:
-        """End those of *devices* whose worker has not shown for so long that it is there."""
+    def kill_silent(self, devices: Iterable[str], seconds: float) -> None:
+        """Kill those workers of *devices* that have sent nothing for so long, not even a heartbeat."""
         now = time.monotonic()
         for device in list(devices):
             worker = self.workers.get(device)
-            if worker is not None and now - worker.heard_at > seconds:
-                _log.warning("device %s has not been heard of for %.0f s, and is ended", device, seconds)
+            if worker is not None and now - worker.last_seen > seconds:
+                _log.warning("device %s has sent nothing for %.0f s, and is ended", device, seconds)
                 self.kill(device)
 
     @property
     def guests(self) -> list[str]:
-        """The devices of workers that were started elsewhere."""
+        """The devices of workers that other launchers have started."""
         return [worker.device for worker in self.workers.values() if worker.guest_of]
 
     def _note_exit(self, end: Exit) -> None:
@@ -223,13 +243,13 @@ class Crew:
         worker = next(known, None) or self._retired.pop(process, None)
         if worker is not None:
             if end.left:
-                self._owner.left_behind(worker, end.left)
+                self._owner.on_leftovers(worker, end.left)
             while worker.wire in self.selector.get_map() and self._read_line(worker):
-                pass  # its last words count, even those that came with its end
+                pass  # its last messages count, even those that came with its end
             self._note_end(worker, code)
 
     def _note_end(self, worker: Worker, code: int) -> None:
-        for reader in worker.ends:
+        for reader in worker.outputs:
             while reader in self.selector.get_map() and self.selector.get_key(reader).data():
                 pass
             if reader in self.selector.get_map():  # what the script left behind still holds the other end
@@ -240,4 +260,4 @@ class Crew:
         worker.wire.close()
         if self.workers.get(worker.device) is worker:
             del self.workers[worker.device]
-            self._owner.ended(worker, code)
+            self._owner.on_exit(worker, code)

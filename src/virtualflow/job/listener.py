@@ -1,4 +1,4 @@
-"""Where a coordinator hears from outside its job: from ``vf`` verbs, and from workers that other launchers started.
+"""Where a coordinator listens: for ``vf`` verbs, and for workers that other launchers have started.
 
 Anybody may connect. So there are only so many connections at a time that have not shown who they are, each for only so
 long, and whatever goes wrong with one of them ends that one alone.
@@ -13,21 +13,23 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from virtualflow.errors import LaunchError, VirtualFlowError
+from virtualflow.errors import LaunchError, MessageError, VirtualFlowError
 from virtualflow.job import control, tokens
 from virtualflow.job.folder import JobFolder
-from virtualflow.job.tokens import Guest
+from virtualflow.job.status import JobStatus
+from virtualflow.job.tokens import JoinRequest
 from virtualflow.job.wire import Wire
+from virtualflow.job.wire_messages import REQUESTS, FromWorker, Heartbeat, Refusal, Request, StatusReport, TokenProof
 from virtualflow.system import tls
 
-Obey = Callable[[dict[str, Any]], dict[str, Any]]
-Admit = Callable[[Wire, str, int], None]
-MOST_WAITING = 64  # connections that have not said anything useful yet; then the one that has waited longest must go
+OnRequest = Callable[[Request], JobStatus]
+OnWorker = Callable[[Wire[FromWorker], str, int], None]
+MAX_WAITING = 64  # connections that have not sent anything useful yet; then the one that has waited longest is closed
 WAIT_SECONDS = 10.0
-PAUSE_SECONDS = 1.0  # between two tries to take a connection when the process has no descriptor left
-LARGEST_VERB = 1 << 20
+PAUSE_SECONDS = 1.0  # between two tries to accept a connection when the process has no descriptor left
+MAX_REQUEST_BYTES = 1 << 20
 
 _log = logging.getLogger("virtualflow")
 
@@ -37,128 +39,135 @@ class _Connection(Protocol):
     def close(self) -> None: ...
 
 
-class Reception:
-    """Answers verbs with *obey*; hands workers that show the token to *admit*, with their host and process id.
+class Listener:
+    """Answers verbs with *on_request*; hands workers that show the token to *on_worker*, with host and process id.
 
     Each registration in *selector* carries what to call when there is something to read.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, obey: Obey, admit: Admit) -> None:
+    def __init__(self, selector: selectors.BaseSelector, on_request: OnRequest, on_worker: OnWorker) -> None:
         self._selector = selector
-        self._obey = obey
-        self._admit = admit
-        self._waiting: dict[_Connection, float] = {}  # each with when it must have been of use
+        self._on_request = on_request
+        self._on_worker = on_worker
+        self._waiting: dict[_Connection, float] = {}  # with the time by which each must have been of use
         self._paused: dict[socket.socket, tuple[float, Callable[[], None]]] = {}
 
-    def open(self, folder: JobFolder, owned: ExitStack) -> None:
-        """Listen for verbs, in the job's folder."""
+    def listen_for_verbs(self, folder: JobFolder, owned: ExitStack) -> None:
+        """On a socket in the job's folder."""
         listening = owned.enter_context(control.listen(folder))
         owned.callback(folder.control.unlink, missing_ok=True)
 
-        def welcome(connection: socket.socket, _: str) -> None:
+        def on_connection(connection: socket.socket, _: str) -> None:
             connection.setblocking(False)
-            wire = Wire(connection, LARGEST_VERB)
-            self._await(wire, lambda: self._answer(wire))
+            wire = Wire(connection, REQUESTS, MAX_REQUEST_BYTES)
+            self._wait_for(wire, lambda: self._answer(wire))
 
-        self._listen(listening, welcome, owned)
+        self._listen(listening, on_connection, owned)
 
-    def open_door(self, host: str, port: int, token_file: Path, owned: ExitStack) -> None:
-        """Listen for workers from other launchers."""
+    def listen_for_workers(self, host: str, port: int, token_file: Path, owned: ExitStack) -> None:
+        """On a port, for workers from other launchers."""
         token = tokens.read_token(token_file, create=True)
         context = tls.server_context(tls.identity())
         listening = owned.enter_context(listen(host, port))
         listening.setblocking(False)
 
-        def welcome(connection: socket.socket, host: str) -> None:
-            guest = Guest(tls.serve(connection, context), host, token)
-            self._await(guest, lambda: self._receive(guest))
+        def on_connection(connection: socket.socket, host: str) -> None:
+            request = JoinRequest(tls.serve(connection, context), host, token)
+            self._wait_for(request, lambda: self._admit(request))
 
-        self._listen(listening, welcome, owned)
+        self._listen(listening, on_connection, owned)
 
     def tick(self, now: float) -> None:
-        """Time has passed: let go of those who have said nothing, and listen again where that was not possible."""
-        for connection in [each for each, deadline in self._waiting.items() if now > deadline]:
-            self._forget(connection)
+        """Time has passed: close connections that have sent nothing, and listen again where that was not possible."""
+        for connection in [late for late, deadline in self._waiting.items() if now > deadline]:
+            self._close(connection)
         for listening, (until, accept) in list(self._paused.items()):
             if now > until:
                 del self._paused[listening]
                 self._selector.register(listening, selectors.EVENT_READ, accept)
 
     def _listen(
-        self, listening: socket.socket, welcome: Callable[[socket.socket, str], None], owned: ExitStack
+        self, listening: socket.socket, on_connection: Callable[[socket.socket, str], None], owned: ExitStack
     ) -> None:
         def accept() -> None:
             try:
                 connection, address = listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
-                return  # gone before it was taken
+                return  # gone before it was accepted
             except OSError as error:  # no descriptor is left: others may be given back
-                _log.warning("cannot take connections now: %s", error.strerror)
+                _log.warning("cannot accept connections now: %s", error.strerror)
                 self._selector.unregister(listening)
                 self._paused[listening] = time.monotonic() + PAUSE_SECONDS, accept
                 return
             try:
-                welcome(connection, address[0] if address else "")
+                on_connection(connection, address[0] if address else "")
             except Exception as error:
                 connection.close()
                 _log.warning("a connection was refused: %s", error)
 
         self._selector.register(listening, selectors.EVENT_READ, accept)
-        owned.callback(self._forget_all)
+        owned.callback(self._close_all)
 
-    def _await(self, connection: _Connection, read: Callable[[], None]) -> None:
-        """Hear a new connection out, for a while."""
-        if len(self._waiting) >= MOST_WAITING:
-            self._forget(next(iter(self._waiting)))
+    def _wait_for(self, connection: _Connection, read: Callable[[], None]) -> None:
+        """Read from a new connection, for a while."""
+        if len(self._waiting) >= MAX_WAITING:
+            self._close(next(iter(self._waiting)))
         self._waiting[connection] = time.monotonic() + WAIT_SECONDS
 
-        def heard() -> None:
+        def on_readable() -> None:
             try:
                 read()
-            except Exception as error:  # whatever one of them says, the job goes on
+            except Exception as error:  # whatever one of them sends, the job goes on
                 _log.warning("a connection was ended: %s: %s", type(error).__name__, error)
-                self._forget(connection)
+                self._close(connection)
 
-        self._selector.register(connection, selectors.EVENT_READ, heard)
+        self._selector.register(connection, selectors.EVENT_READ, on_readable)
 
-    def _forget(self, connection: _Connection) -> None:
+    def _close(self, connection: _Connection) -> None:
         if self._waiting.pop(connection, None) is not None:
             self._selector.unregister(connection)
             connection.close()
 
-    def _forget_all(self) -> None:
+    def _close_all(self) -> None:
         for connection in list(self._waiting):
-            self._forget(connection)
+            self._close(connection)
 
-    def _answer(self, wire: Wire) -> None:
-        messages = wire.receive()
-        for message in messages or ():
+    def _answer(self, wire: Wire[Request]) -> None:
+        try:
+            requests = wire.receive()
+        except MessageError as error:
+            wire.send(Refusal(f"the request can't be understood: {error}"))
+            raise
+        for request in requests or ():
+            if isinstance(request, Heartbeat):
+                continue
             try:
-                wire.send(**self._obey(message))
+                wire.send(StatusReport(self._on_request(request)))
             except VirtualFlowError as error:
-                wire.send(error=str(error))
+                wire.send(Refusal(str(error)))
             except Exception as error:
-                wire.send(error=f"the request {str(message)[:200]} can't be understood: {type(error).__name__} {error}")
+                wire.send(Refusal(f"the request {request} has failed: {type(error).__name__} {error}"))
                 raise
-        if messages is None:
-            self._forget(wire)
+        if requests is None:
+            self._close(wire)
 
-    def _receive(self, guest: Guest) -> None:
+    def _admit(self, request: JoinRequest) -> None:
         """Let a worker in that shows the token, and nobody else."""
-        messages = guest.wire.receive()
+        messages = request.wire.receive()
         if messages == []:
             return
-        if not messages or not guest.admitted(messages[0]):
-            self._forget(guest)
+        proof = messages[0] if messages else None
+        wire = request.accept(proof) if isinstance(proof, TokenProof) else None
+        if wire is None or not isinstance(proof, TokenProof):
+            self._close(request)
             return
-        process = messages[0].get("pid")
-        self._waiting.pop(guest)
-        self._selector.unregister(guest)
+        self._waiting.pop(request)
+        self._selector.unregister(request)
         try:
-            self._admit(guest.wire, guest.host, process if isinstance(process, int) else 0)
+            self._on_worker(wire, request.host, proof.pid)
         except VirtualFlowError as error:
-            guest.wire.send(error=str(error))
-            guest.close()
+            wire.send(Refusal(str(error)))
+            wire.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

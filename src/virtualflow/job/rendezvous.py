@@ -1,7 +1,7 @@
 """How workers find each other: a process group for each generation, formed over their lines to the coordinator.
 
 Nothing listens but the group's own sockets, for as long as it lasts. Gloo lets in whoever connects, so each worker
-tells the others, over the coordinator, between which addresses its connections are, and a group with any other
+posts to the others, over the coordinator, between which addresses its connections are, and a group with any other
 connection is left before anything is sent over it.
 """
 
@@ -28,18 +28,21 @@ Post = Callable[[str, str, bytes], object]  # a group's name, a key and a value,
 Endpoints = tuple[str, int, str, int]  # of one connection: here, and there
 
 
-class Meetings:
-    """What workers tell each other before they are connected. ``hear`` may come before this worker asks."""
+class PostBox:
+    """What the workers of a group post to each other before they are connected.
+
+    A post may come before this worker waits for it.
+    """
 
     def __init__(self, post: Post) -> None:
         self.post = post
-        self._told: dict[str, dict[str, bytes]] = defaultdict(dict)  # by the group's name
+        self._values: dict[str, dict[str, bytes]] = defaultdict(dict)  # by the group's name, and by key
         self._news = threading.Condition(threading.RLock())
 
-    def hear(self, group: str, key: str, value: bytes) -> None:
-        """A worker of *group* has posted something."""
+    def add(self, group: str, key: str, value: bytes) -> None:
+        """A worker of *group* has posted a value."""
         with self._news:
-            self._told[group][key] = value
+            self._values[group][key] = value
             self._news.notify_all()
 
     def wake(self) -> None:
@@ -48,51 +51,53 @@ class Meetings:
             self._news.notify_all()
 
     def end(self, group: str) -> None:
-        """Nobody will ask for what *group* was told."""
+        """Nobody will wait for a post of *group* any more."""
         with self._news:
-            self._told.pop(group, None)
+            self._values.pop(group, None)
 
     def has(self, group: str, keys: Sequence[str]) -> bool:
         with self._news:
-            return self._told[group].keys() >= set(keys)
+            return self._values[group].keys() >= set(keys)
 
     def wait(self, group: str, keys: Sequence[str], seconds: float, broken: Callable[[], bool]) -> list[bytes]:
-        """The values of *keys*, as soon as all are there; RuntimeError if they are late, or the group is *broken*."""
+        """The values of *keys*, as soon as all were posted; RuntimeError if one is late, or the group is *broken*."""
         with self._news:
             self._news.wait_for(lambda: self.has(group, keys) or broken(), seconds)
             if not self.has(group, keys):
-                raise RuntimeError("a worker was lost meanwhile" if broken() else f"no word within {seconds:.0f} s")
-            return [self._told[group][key] for key in keys]
+                raise RuntimeError(
+                    "a worker was lost meanwhile" if broken() else f"nothing was posted within {seconds:.0f} s"
+                )
+            return [self._values[group][key] for key in keys]
 
 
 class LineStore(Store):
     """A group's store, as torch wants one: what is set here is posted to the other workers of the group."""
 
-    def __init__(self, group: str, meetings: Meetings, patience_seconds: float, broken: Callable[[], bool]) -> None:
+    def __init__(self, group: str, posts: PostBox, patience_seconds: float, broken: Callable[[], bool]) -> None:
         super().__init__()
         self._group = group
-        self._meetings = meetings
+        self._posts = posts
         self._patience_seconds = patience_seconds
         self._broken = broken
 
     def set(self, key: str, value: bytes | str) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self._meetings.hear(self._group, key, data)
-        self._meetings.post(self._group, key, data)
+        self._posts.add(self._group, key, data)
+        self._posts.post(self._group, key, data)
 
     def get(self, key: str) -> bytes:
-        return self._meetings.wait(self._group, [key], self._patience_seconds, self._broken)[0]
+        return self._posts.wait(self._group, [key], self._patience_seconds, self._broken)[0]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         seconds = timeout.total_seconds() if timeout is not None else self._patience_seconds
-        self._meetings.wait(self._group, keys, seconds, self._broken)
+        self._posts.wait(self._group, keys, seconds, self._broken)
 
     def check(self, keys: list[str]) -> bool:
-        return self._meetings.has(self._group, keys)
+        return self._posts.has(self._group, keys)
 
 
 class TorchWork:
-    """A collective under way, whose failure is told in our words."""
+    """A collective under way, which fails with an error of ours."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -128,10 +133,10 @@ class TorchGroup:
         self._gloo: Any = None
         self._nccl: Any = None
 
-    def form(self, meetings: Meetings, address: str, patience_seconds: float) -> None:
-        """Meet the others by way of *meetings*; listen for them at *address* alone."""
+    def form(self, posts: PostBox, address: str, patience_seconds: float) -> None:
+        """Find the others by way of *posts*; listen for them at *address* alone."""
         self._patience = timedelta(seconds=patience_seconds)
-        self._store = LineStore(self._name, meetings, patience_seconds, lambda: self._cut)
+        self._store = LineStore(self._name, posts, patience_seconds, lambda: self._cut)
         try:
             options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
@@ -142,7 +147,7 @@ class TorchGroup:
         except RuntimeError as error:
             raise PeerLostError(f"could not form the group: {str(error).splitlines()[0]}") from None
         finally:
-            meetings.end(self._name)
+            posts.end(self._name)
         if self._cut:
             self.cut_connections()
 
@@ -151,8 +156,8 @@ class TorchGroup:
         mine = {ends for descriptor, _ in sockets if (ends := _endpoints(descriptor)) is not None}
         self._store.set(f"connections/{self.rank}", json.dumps(sorted(mine)))
         others = [rank for rank in range(self.size) if rank != self.rank]
-        told = [json.loads(self._store.get(f"connections/{rank}")) for rank in others]
-        theirs = [{(there, port, here, own) for here, own, there, port in ends} for ends in told]
+        posted = [json.loads(self._store.get(f"connections/{rank}")) for rank in others]
+        theirs = [{(there, port, here, own) for here, own, there, port in ends} for ends in posted]
         known = set().union(*theirs)
         accepted = {ends for ends in mine if ends[:2] in _listening_addresses()}
         if accepted - known or not all(mine & ends for ends in theirs):

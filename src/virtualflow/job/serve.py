@@ -13,8 +13,9 @@ from virtualflow.backends.local import LocalBackend
 from virtualflow.errors import VirtualFlowError
 from virtualflow.job import checkpoints, launch
 from virtualflow.job.backend import Backend
-from virtualflow.job.coordinator import Coordinator, Outcome
+from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.outcome import JobOutcome
 from virtualflow.job.output import Logged, Sink
 from virtualflow.system.home import home
 from virtualflow.system.interrupts import Interrupted, interruptible
@@ -27,7 +28,7 @@ def run_job(
     *,
     token: str | None = None,
     backend: Backend | None = None,
-) -> Outcome:
+) -> JobOutcome:
     """Run the job of *folder* to its end; a signal ends it and every worker: with a checkpoint, if it is the first.
 
     With the *token* of a launch, do nothing if that was made before. *backend* is one that is open already.
@@ -39,7 +40,7 @@ def run_job(
             lock = owned.enter_context(folder.locked())
             due, checkpoint = launch.take(folder, token) if token is not None else (True, None)
             if not due:
-                return Outcome(0)
+                return JobOutcome(0)
             checkpoint = checkpoints.whole(folder, checkpoint, lambda text: _say(output, job, text))
             interrupts = owned.enter_context(interruptible())
             try:
@@ -61,7 +62,7 @@ def run_job(
                     folder.failure.write_text(outcome.failure.text or quiet)
             return outcome
     except Interrupted as interruption:
-        return Outcome(128 + interruption.signal_number, was_interrupted=True)
+        return JobOutcome(128 + interruption.signal_number, was_interrupted=True)
     finally:
         output.close()
 

@@ -1,9 +1,8 @@
-"""What the coordinator tells a worker, as plain values that travel as JSON."""
+"""What a worker is to do, and why it has failed: plain values that travel as JSON."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -19,7 +18,6 @@ class WorkerSpec:
     arguments: tuple[str, ...]
     address: str  # where this worker's own sockets listen
     patience_seconds: float
-    generation: int = 0
     owners: tuple[int, ...] | None = None  # the mapping given by hand: a device's index for each virtual node
     threads_per_device: int = 1
     device_type: str = "auto"
@@ -29,7 +27,7 @@ class WorkerSpec:
     joins: bool = False  # a job that is under way
     emulated: dict[str, Any] | None = None  # as another device than this one
     node_sizes: tuple[int, ...] | None = None  # a plan's
-    balances: bool = False  # the coordinator says who runs what before the first step
+    balances: bool = False  # the coordinator publishes a mapping by speed before the first step
     reports_pace: bool = False
     mixed: bool = False
     profiling: dict[str, Any] | None = None
@@ -39,7 +37,7 @@ class WorkerSpec:
 
     @property
     def accelerator(self) -> int:
-        """Which of its kind the device is. One from another launcher takes the first that it sees."""
+        """The index of the device among those of its type. One from another launcher takes the first that it sees."""
         if self.sees_one:
             return 0
         number = self.device.rpartition(":")[2]
@@ -53,30 +51,19 @@ class WorkerSpec:
         """The same for one that does not see the job's folder."""
         return replace(self, job_folder=folder, resume_from=resume_from if self.resume_from else None)
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> WorkerSpec:
-        fields: dict[str, Any] = json.loads(text)
-        for name in ("devices", "arguments", "owners", "node_sizes"):
-            if fields[name] is not None:
-                fields[name] = tuple(fields[name])
-        return cls(**fields)
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a worker's script ended. *consequence* marks one that another worker's end has caused."""
+    """Why a job, or a worker's script, ended. *consequence* marks one that another worker's end has caused."""
 
-    device: str
-    kind: str
+    device: str  # the worker's; empty if it is no single one's
+    cause: str  # an exception's name, or one of the words below
     text: str
-    consequence: bool
+    consequence: bool = False
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> Failure:
-        return cls(**json.loads(text))
+CHANGED = "changed"  # a file of the job
+EXIT = "exit"  # the script called sys.exit
+LATE = "late"  # the workers did not reach a step boundary in time
+LOST = "lost"  # workers were killed
+NO_MAPPING = "mapping"

@@ -1,31 +1,44 @@
-"""The port where workers from other launchers join a job. Without the token it accepts nothing and tells nothing.
+"""The token that lets workers from other launchers join a job. Who does not have it learns nothing.
 
 The line is encrypted, and the token file names the fingerprint of the job's certificate, so a worker knows whom it
 talks to. Each side then shows that it has the token, by an HMAC over the other's nonce and that fingerprint: the token
-itself never travels, and an answer is of no use on another connection. What follows is JSON; nothing that comes from
-the network is unpickled.
+itself never travels, and an answer is of no use on another connection. What follows are messages of
+``job.wire_messages``; nothing that comes from the network is unpickled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 import re
 import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from virtualflow.errors import LaunchError
-from virtualflow.job.wire import LARGEST_MESSAGE, Wire
+from virtualflow.errors import LaunchError, MessageError
+from virtualflow.job.json_lines import decoded, encoded
+from virtualflow.job.wire import Wire
+from virtualflow.job.wire_messages import (
+    ASSIGNMENTS,
+    CHALLENGES,
+    FROM_WORKER,
+    JOB_PROOFS,
+    TOKEN_PROOFS,
+    Challenge,
+    FromWorker,
+    JobProof,
+    Refusal,
+    TokenProof,
+    WorkAssigned,
+)
 from virtualflow.system import tls
 
 ANSWER_SECONDS = 10.0
+WORKER, JOB = "worker", "job"  # the two sides of a handshake
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
-_FIRST_WORDS = 4096  # bytes that a connection may say before it has shown the token
+_PROOF_BYTES = 4096  # that a connection may send before it has shown the token
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +48,13 @@ class Token:
     secret: bytes
     fingerprint: str = ""
 
-    def answer(self, side: str, nonce: str) -> str:
+    def proof(self, side: str, nonce: str) -> str:
         """What shows that *side* has the token, to whoever has sent *nonce*."""
         words = f"{side} {nonce} {self.fingerprint}"
         return hmac.new(self.secret, words.encode(), hashlib.sha256).hexdigest()
 
-    def is_shown_by(self, answer: object, side: str, nonce: str) -> bool:
-        shown = answer if isinstance(answer, str) else ""
-        return hmac.compare_digest(shown.encode(errors="replace"), self.answer(side, nonce).encode())
+    def is_proven_by(self, answer: str, side: str, nonce: str) -> bool:
+        return hmac.compare_digest(answer.encode(errors="replace"), self.proof(side, nonce).encode())
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -81,16 +93,16 @@ def _make(path: Path, fingerprint: str) -> None:
     partial.replace(path)
 
 
-class Guest:
-    """A connection that has not shown the token yet."""
+class JoinRequest:
+    """A connection of a worker that wants to join, and has not shown the token yet."""
 
     def __init__(self, connection: socket.socket, host: str, token: Token) -> None:
         connection.setblocking(False)
-        self.wire = Wire(connection, largest=_FIRST_WORDS)
+        self.wire = Wire(connection, TOKEN_PROOFS, _PROOF_BYTES)
         self.host = host
         self._token = token
         self._nonce = secrets.token_hex(16)
-        self.wire.send(nonce=self._nonce)
+        self.wire.send(Challenge(self._nonce))
 
     def fileno(self) -> int:
         return self.wire.fileno()
@@ -98,16 +110,26 @@ class Guest:
     def close(self) -> None:
         self.wire.close()
 
-    def admitted(self, message: dict[str, Any]) -> bool:
-        """Whether *message* shows the token; if so, show it, too."""
-        if not self._token.is_shown_by(message.get("answer"), "guest", self._nonce):
-            return False
-        self.wire.largest = LARGEST_MESSAGE
-        return self.wire.send(answer=self._token.answer("job", str(message.get("nonce"))))
+    def accept(self, proof: TokenProof) -> Wire[FromWorker] | None:
+        """The line to the worker, if *proof* shows the token; the worker is then shown it, too."""
+        if not self._token.is_proven_by(proof.answer, WORKER, self._nonce):
+            return None
+        if not self.wire.send(JobProof(self._token.proof(JOB, proof.nonce))):
+            return None
+        return self.wire.expecting(FROM_WORKER)
 
 
-def knock(host: str, port: int, token: Token) -> tuple[socket.socket, str, dict[str, Any]]:
-    """Join the job at *host*: show the token; return the line, this machine's address, and what the worker is to do."""
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A worker's line to the job that has let it in."""
+
+    connection: socket.socket
+    address: str  # this machine's, as the job sees it
+    work: WorkAssigned
+
+
+def connect(host: str, port: int, token: Token) -> Joined:
+    """Join the job that listens at *host*, after both sides have shown the token."""
     if not token.fingerprint:
         raise LaunchError(
             "the token file names no certificate, so this machine can't know whether it talks to the job. Copy the "
@@ -119,29 +141,36 @@ def knock(host: str, port: int, token: Token) -> tuple[socket.socket, str, dict[
         raise LaunchError(f"no job answers at {host}:{port}: {error}. Is `vf run --listen` running there?") from error
     connection.settimeout(ANSWER_SECONDS)
     try:
-        nonce = secrets.token_hex(16)
-        answer = token.answer("guest", _line(connection)["nonce"])
-        connection.sendall(json.dumps({"answer": answer, "nonce": nonce, "pid": os.getpid()}).encode() + b"\n")
-        shown = _line(connection)["answer"]
-    except (OSError, ValueError, KeyError) as error:
+        work = _shake_hands(connection, token, f"{host}:{port}")
+    except LaunchError:
         connection.close()
-        raise LaunchError(f"the job at {host}:{port} refused: the token is not the one of its --token-file") from error
-    if not token.is_shown_by(shown, "job", nonce):
-        connection.close()
-        raise LaunchError(f"whoever answers at {host}:{port} does not have the token: it is not the job")
-    try:
-        work = _line(connection)
-    except (OSError, ValueError) as error:
-        connection.close()
-        raise LaunchError(f"the job at {host}:{port} went away: {error}") from error
-    if "error" in work:
-        connection.close()
-        raise LaunchError(str(work["error"]))
+        raise
     connection.settimeout(None)
-    return connection, address, work
+    return Joined(connection, address, work)
 
 
-def _line(connection: socket.socket) -> dict[str, Any]:
+def _shake_hands(connection: socket.socket, token: Token, place: str) -> WorkAssigned:
+    try:
+        nonce = secrets.token_hex(16)
+        answer = token.proof(WORKER, decoded(CHALLENGES, _line(connection)).nonce)
+        connection.sendall(encoded(TokenProof(answer, nonce, os.getpid())) + b"\n")
+        proof = decoded(JOB_PROOFS, _line(connection))
+    except (OSError, MessageError) as error:
+        raise LaunchError(f"the job at {place} refused: the token is not the one of its --token-file") from error
+    if not token.is_proven_by(proof.answer, JOB, nonce):
+        raise LaunchError(f"whoever answers at {place} does not have the token: it is not the job")
+    try:
+        work = decoded(ASSIGNMENTS, _line(connection))
+    except OSError as error:
+        raise LaunchError(f"the job at {place} went away: {error}") from error
+    except MessageError as error:
+        raise LaunchError(f"the job at {place} runs another version of VirtualFlow: {error}") from error
+    if isinstance(work, Refusal):
+        raise LaunchError(work.error)
+    return work
+
+
+def _line(connection: socket.socket) -> bytes:
     # Not beyond its end: what follows the line belongs to the worker.
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -149,5 +178,4 @@ def _line(connection: socket.socket) -> dict[str, Any]:
         if not seen:
             raise OSError("the connection was closed")
         line += connection.recv(seen.find(b"\n") + 1 or len(seen))
-    message: dict[str, Any] = json.loads(line)
-    return message
+    return bytes(line)

@@ -25,10 +25,20 @@ from virtualflow.errors import ConfigError, CoordinatorLostError, LaunchError, P
 from virtualflow.job.member import Leave, Member
 from virtualflow.job.spec import Failure, WorkerSpec
 from virtualflow.job.wire import BEATS, Wire
+from virtualflow.job.wire_messages import (
+    TO_WORKER,
+    FileRead,
+    FileWritten,
+    JoinRefused,
+    Message,
+    ModuleLoaded,
+    ToWorker,
+    WorkerFailed,
+)
 from virtualflow.program import provenance, source
 from virtualflow.program.file_reads import ChangedFile, Reading
 from virtualflow.program.manifest import Program
-from virtualflow.program.overlay import Overlay, Tell
+from virtualflow.program.overlay import Overlay
 from virtualflow.program.runner import run_script
 from virtualflow.system.hash_seed import hash_seed_here
 from virtualflow.train import solo
@@ -44,11 +54,11 @@ WITHOUT_TRAINER = (
 
 def run(spec: WorkerSpec, control: int) -> int:
     """Run the script as one worker of the job; return the process's exit code."""
-    wire = Wire(socket.socket(fileno=control))
+    wire = Wire(socket.socket(fileno=control), TO_WORKER)
     threading.Thread(target=_beat, args=(wire, spec.patience_seconds / BEATS), daemon=True).start()
-    snapshot, tell = Path(spec.job_folder, "snapshot"), _line(wire)
-    overlay = Overlay(Program.of(snapshot, spec.script), snapshot, tell)
-    reading = Reading(overlay, spec.job_folder, lambda: Program.of(snapshot, spec.script), tell)
+    snapshot, reports = Path(spec.job_folder, "snapshot"), _Reports(wire)
+    overlay = Overlay(Program.of(snapshot, spec.script), snapshot, reports)
+    reading = Reading(overlay, spec.job_folder, lambda: Program.of(snapshot, spec.script), reports)
     try:
         member = _enter(spec, wire, lambda: _program_facts(overlay, reading))
         solo.install(member)
@@ -66,35 +76,45 @@ def run(spec: WorkerSpec, control: int) -> int:
     except BaseException as error:
         if isinstance(error, ChangedFile):
             if spec.joins:
-                tell(refused=str(error))
+                wire.send(JoinRefused(str(error)))
                 return 0
             error = LaunchError(str(error)).with_traceback(error.__traceback__)
-        # Told to the coordinator, so that it is told once.
-        failure = Failure(
-            spec.device, type(error).__name__, _told(overlay.program.script, error), isinstance(error, PeerLostError)
-        )
-        wire.send(failure=failure.to_json())
+        # Sent to the coordinator, so that it is shown once.
+        text = _traceback_of(overlay.program.script, error)
+        failure = Failure(spec.device, type(error).__name__, text, isinstance(error, PeerLostError))
+        wire.send(WorkerFailed(failure))
         return 1
 
 
-def _beat(wire: Wire, seconds: float) -> None:
+def _beat(wire: Wire[ToWorker], seconds: float) -> None:
     """Show the coordinator that this process runs, whatever its script does."""
     while True:
         time.sleep(seconds)
         wire.beat()
 
 
-def _line(wire: Wire) -> Tell:
-    process = os.getpid()
+class _Reports:
+    """Sends the coordinator which files the script uses. See ``program.overlay.Reports``."""
 
-    def tell(**message: Any) -> None:
-        if os.getpid() == process:  # a loader's process has the line, too, and must not speak on it
-            wire.send(**message)
+    def __init__(self, wire: Wire[ToWorker]) -> None:
+        self._wire = wire
+        self._process = os.getpid()
 
-    return tell
+    def module_loaded(self, file: str, name: str, source: bytes) -> None:
+        self._send(ModuleLoaded(file, name, source))
+
+    def file_read(self, file: str, digest: str) -> None:
+        self._send(FileRead(file, digest))
+
+    def file_written(self, file: str) -> None:
+        self._send(FileWritten(file))
+
+    def _send(self, message: Message) -> None:
+        if os.getpid() == self._process:  # a loader's process has the line, too, and must not write to it
+            self._wire.send(message)
 
 
-def _enter(spec: WorkerSpec, wire: Wire, facts: Callable[[], dict[str, Any]]) -> Member:
+def _enter(spec: WorkerSpec, wire: Wire[ToWorker], facts: Callable[[], dict[str, Any]]) -> Member:
     if spec.hash_seed != (here := hash_seed_here()):
         raise LaunchError(
             f"the job has PYTHONHASHSEED={spec.hash_seed}, and this worker {here}: its sets would have another order. "
@@ -171,16 +191,16 @@ def _check_trainer(spec: WorkerSpec, member: Member) -> None:
     )
 
 
-def _told(script: str, error: BaseException) -> str:
+def _traceback_of(script: str, error: BaseException) -> str:
     """The traceback from the script on; for an error that explains itself, without the frames of this library."""
-    told = traceback.TracebackException.from_exception(error)
-    start = next((number for number, frame in enumerate(told.stack) if frame.filename == script), 0)
-    del told.stack[:start]
+    shown = traceback.TracebackException.from_exception(error)
+    start = next((number for number, frame in enumerate(shown.stack) if frame.filename == script), 0)
+    del shown.stack[:start]
     if isinstance(error, VirtualFlowError):
         library = str(Path(__file__).resolve().parent.parent)
-        told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith((library, "<frozen"))]
-        told.__cause__ = None
-    text = "".join(told.format())
+        shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith((library, "<frozen"))]
+        shown.__cause__ = None
+    text = "".join(shown.format())
     if is_out_of_memory(error) and not isinstance(error, VirtualFlowError):
         text += "The device ran out of memory: more virtual nodes (each is then smaller) need less of it.\n"
     return text

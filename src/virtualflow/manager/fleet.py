@@ -20,6 +20,8 @@ from virtualflow.job import control, launch
 from virtualflow.job.folder import ENDED, UNKNOWN, JobFolder, JobSpec
 from virtualflow.job.history import Watch
 from virtualflow.job.output import LEAD_LOG
+from virtualflow.job.status import JobStatus
+from virtualflow.job.wire_messages import GetStatus, MoveJob, Request, StopJob
 from virtualflow.manager.hung import Ending
 from virtualflow.system.home import home
 
@@ -62,7 +64,7 @@ class _Running:
     state: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None  # its coordinator, if this manager has started it
     written: tuple[int, int] | None = None  # the state that was read last
-    errand: tuple[dict[str, Any], Future[dict[str, Any]]] | None = None  # a request that is under way
+    errand: tuple[Request, Future[JobStatus]] | None = None  # a request that is under way
     asked: float = field(default_factory=time.monotonic)  # when it was last asked something
     ask_after: float = 0.0
     stopped: bool | None = None  # whether it was told to stop with a checkpoint, or without
@@ -180,7 +182,7 @@ class Fleet:
             job.told = job.told or tuple(job.state.get("wanted", devices))
         now = time.monotonic()
         if now > job.asked + PING_SECONDS:
-            self._ask(job_id, verb="status")
+            self._ask(job_id, GetStatus())
         if job.silent_since is not None and now > job.silent_since + 4 * self._patience_seconds:
             if job.ending is None:
                 job.ending = Ending(folder, self._patience_seconds, self._say)
@@ -204,22 +206,22 @@ class Fleet:
     def move(self, job_id: str, devices: tuple[str, ...]) -> None:
         """Let the job go on with just these devices."""
         if set(devices) != set(self._jobs[job_id].told or ()):
-            self._ask(job_id, verb="move", devices=list(devices))
+            self._ask(job_id, MoveJob(devices))
 
     def stop(self, job_id: str, *, checkpoint: bool) -> None:
         """Told once, because the time that it has for its checkpoint begins anew each time."""
         if self._jobs[job_id].stopped != checkpoint:
-            self._ask(job_id, verb="stop", checkpoint=checkpoint)
+            self._ask(job_id, StopJob(checkpoint))
 
-    def _ask(self, job_id: str, **request: Any) -> None:
+    def _ask(self, job_id: str, request: Request) -> None:
         """Ask the coordinator, one thing at a time. Its answer is heard at a later look."""
         job = self._jobs[job_id]
         now = time.monotonic()
         if job.errand is not None or now < job.ask_after:
             return
         job.asked = now
-        job.unsure = (*job.unsure, *request.get("devices", ()))
-        job.errand = request, self._askers.submit(control.ask, self.folder(job_id), ANSWER_SECONDS, **request)
+        job.unsure = (*job.unsure, *(request.devices if isinstance(request, MoveJob) else ()))
+        job.errand = request, self._askers.submit(control.ask, self.folder(job_id), request, ANSWER_SECONDS)
 
     def _hear(self, job_id: str, job: _Running) -> None:
         """Take in what the coordinator has answered, if it has."""
@@ -230,16 +232,16 @@ class Fleet:
         if error is None or not isinstance(error, LaunchError | OSError):
             answer.result()  # raises what is no matter of the coordinator's
             job.silent_since, job.ending, job.unsure = None, None, ()
-            if request["verb"] == "move":
-                job.told = tuple(request["devices"])
-            elif request["verb"] == "stop":
-                job.stopped = request["checkpoint"]
+            if isinstance(request, MoveJob):
+                job.told = request.devices
+            elif isinstance(request, StopJob):
+                job.stopped = request.checkpoint
             return
         job.ask_after = time.monotonic() + ASK_AGAIN_SECONDS
         if not isinstance(error, UnreachableError | OSError):  # it can't, and has said so
             job.silent_since, job.ending, job.unsure = None, None, ()
             return
-        starts = job.state.get("state", "STARTING") == "STARTING" and request["verb"] != "stop"
+        starts = job.state.get("state", "STARTING") == "STARTING" and not isinstance(request, StopJob)
         if not starts or isinstance(error.__cause__, TimeoutError | BlockingIOError):
             # It hangs, or it is gone and something that it has left behind holds its lock.
             job.silent_since = job.silent_since or job.asked

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from virtualflow.program.manifest import MOST_NOTED, NO_CONFIG, Program, changed_text, may_be_config
-from virtualflow.program.overlay import Overlay
+from virtualflow.program.overlay import Overlay, Reports
 from virtualflow.program.source import digest_of_file
 
 MOST_WRITTEN = 1000
@@ -23,14 +23,12 @@ class ChangedFile(BaseException):
 class Reading:
     """Hears of every file that this process opens."""
 
-    def __init__(
-        self, overlay: Overlay, folder: str, current: Callable[[], Program], tell: Callable[..., object]
-    ) -> None:
+    def __init__(self, overlay: Overlay, folder: str, current: Callable[[], Program], reports: Reports) -> None:
         """*folder* is the job's own; *current* is the program as the coordinator knows it by now."""
         self._overlay = overlay
         self._folder = folder + os.sep
         self._current = current
-        self._tell = tell
+        self._reports = reports
         self._noted = dict(overlay.program.noted)
         self._told: dict[str, str] = {}
         self._written = set(overlay.program.written)
@@ -73,7 +71,7 @@ class Reading:
         matters = len(self._written) < MOST_WRITTEN or file in self._noted or file in self._told
         if file not in self._written and matters and not ours:
             self._written.add(file)
-            self._tell(wrote=file)
+            self._reports.file_written(file)
 
     def _note_read(self, file: str) -> None:
         known, copy = self._noted.get(file), self._overlay.copy_of(file)
@@ -94,4 +92,4 @@ class Reading:
             raise ChangedFile(changed_text([program.shown(file)], since))
         if self.notes and file not in self._told:
             self._told[file] = digest
-            self._tell(opened=file, digest=digest)
+            self._reports.file_read(file, digest)

@@ -157,28 +157,20 @@ class Record:
         self._snapshot = snapshot
         self.program = Program.of(snapshot, script)
 
-    def hear(self, message: Mapping[str, Any]) -> str | None:
-        """Take in what a worker tells; return what does not fit to what others have told."""
-        if "module" in message:
-            return self._loaded(message["module"], message["name"], base64.b64decode(message["source"]))
-        if "opened" in message:
-            return self._opened(message["opened"], message["digest"])
-        if "wrote" in message:
-            self._wrote(message["wrote"])
-        return None
-
-    def _loaded(self, file: str, name: str, data: bytes) -> str | None:
+    def module_loaded(self, file: str, name: str, source: bytes) -> str | None:
+        """A worker has imported a module; return what does not fit to what others have imported."""
         program = self.program
         if file in program.copies:
-            if (self._snapshot / program.copies[file]).read_bytes() == data:
+            if (self._snapshot / program.copies[file]).read_bytes() == source:
                 return None
             return f"{program.shown(file)} was edited while workers imported it, so that they run two versions of it. "
         copy = os.path.join(ELSEWHERE, file.lstrip(os.sep))
-        put(self._snapshot, copy, data)
+        put(self._snapshot, copy, source)
         self._change(copies={**program.copies, file: copy}, modules={**program.modules, name: file})
         return None
 
-    def _opened(self, file: str, digest: str) -> str | None:
+    def file_read(self, file: str, digest: str) -> str | None:
+        """A worker has read a file; return what does not fit to what others have read."""
         program = self.program
         if file in program.written:
             return None
@@ -190,7 +182,8 @@ class Record:
             self._change(noted={**program.noted, file: digest}, read=(*program.read, file))
         return None
 
-    def _wrote(self, file: str) -> None:
+    def file_written(self, file: str) -> None:
+        """A worker has written a file: what the job reads there is its own."""
         program, written = self.program, (*self.program.written, file)
         if file in program.noted:
             noted = {name: digest for name, digest in program.noted.items() if name != file}

@@ -6,7 +6,6 @@ is read there comes from the copies. What the snapshot lacks is found where it i
 
 from __future__ import annotations
 
-import base64
 import builtins
 import functools
 import io
@@ -28,20 +27,26 @@ from importlib.machinery import (
 from importlib.util import cache_from_source, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from virtualflow.program import source
 from virtualflow.program.manifest import Program
 
-Tell = Callable[..., object]  # a message to the coordinator
+
+class Reports(Protocol):
+    """Takes in which files the script loads, reads and writes that the snapshot lacks."""
+
+    def module_loaded(self, file: str, name: str, source: bytes) -> object: ...
+    def file_read(self, file: str, digest: str) -> object: ...
+    def file_written(self, file: str) -> object: ...
 
 
 class Overlay:
     """The user's own files of a job, as its workers see them."""
 
-    def __init__(self, program: Program, snapshot: Path, tell: Tell) -> None:
+    def __init__(self, program: Program, snapshot: Path, reports: Reports) -> None:
         self.program = program
-        self._tell = tell
+        self._reports = reports
         self._copies = {original: str(snapshot / name) for original, name in program.copies.items()}
         self._folders: dict[str, set[str]] = {}  # names in them that the snapshot has
         for original in self._copies:
@@ -77,8 +82,8 @@ class Overlay:
         return self._folders.get(folder, set())
 
     def adopt(self, name: str, file: str, data: bytes) -> None:
-        """Tell of a module that the snapshot lacks."""
-        self._tell(module=file, name=name, source=base64.b64encode(data).decode())
+        """Report a module that the snapshot lacks."""
+        self._reports.module_loaded(file, name, data)
         show_as(file, data)
 
     def redirect(self, spec: ModuleSpec | None) -> ModuleSpec | None:

@@ -15,6 +15,7 @@ from virtualflow.job import control
 from virtualflow.job.folder import ENDED, JobFolder
 from virtualflow.job.history import Watch
 from virtualflow.job.output import LEAD_LOG
+from virtualflow.job.wire_messages import ResizeJob, StopJob
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Record
 from virtualflow.manager.submission import Submission
@@ -219,10 +220,10 @@ class JobSource:
     def cap(self, job_id: str, devices: int | None) -> None:
         if devices is None:
             raise ManagerError("without a manager a job has the devices it is told to have: say how many")
-        control.ask(self._of(job_id), verb="resize", devices=devices)
+        control.ask(self._of(job_id), ResizeJob(devices))
 
     def cancel(self, job_id: str) -> None:
-        control.ask(self._of(job_id), verb="stop", checkpoint=False)
+        control.ask(self._of(job_id), StopJob(checkpoint=False))
 
     def submit(self, submission: Submission) -> str:
         raise ManagerError(_ONE_JOB)

@@ -1,0 +1,57 @@
+"""Workers on their way into a job: being started, waiting for the job's state, or no longer wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from virtualflow.core.mapping import DeviceId
+from virtualflow.core.roster_actions import Action, KillWorker, StartWorker
+
+
+@dataclass(slots=True)
+class Joiners:
+    """A joiner starts, then waits until a generation includes it. One that is dismissed is killed on purpose."""
+
+    starting: set[DeviceId] = field(default_factory=set)
+    waiting: set[DeviceId] = field(default_factory=set)
+    waiting_since: float = 0.0  # when the first of those who wait now began to
+    _dismissed: set[DeviceId] = field(default_factory=set)
+
+    @property
+    def all(self) -> set[DeviceId]:
+        return self.starting | self.waiting
+
+    def start(self, devices: Iterable[DeviceId]) -> list[Action]:
+        """Have workers started for *devices*."""
+        new = list(devices)
+        self.starting |= set(new)
+        self._dismissed -= set(new)
+        return [StartWorker(device) for device in new]
+
+    def is_ready(self, device: DeviceId, now: float) -> None:
+        """A joiner has built its model, and waits from *now* on."""
+        self.starting.discard(device)
+        if not self.waiting:
+            self.waiting_since = now
+        self.waiting.add(device)
+
+    def admit(self, devices: Iterable[DeviceId]) -> None:
+        """These joiners are part of a published generation."""
+        self.waiting -= set(devices)
+
+    def dismiss(self, devices: Iterable[DeviceId]) -> list[Action]:
+        """Have joiners killed that are of no use any more; their end is no loss."""
+        unused = sorted(devices)
+        self._dismissed |= set(unused)
+        self.waiting -= set(unused)
+        self.starting -= set(unused)
+        return [KillWorker(device) for device in unused]
+
+    def remove(self, device: DeviceId) -> bool:
+        """A worker's process has ended; return whether it was a joiner that had been dismissed."""
+        self.starting.discard(device)
+        self.waiting.discard(device)
+        was_dismissed = device in self._dismissed
+        self._dismissed.discard(device)
+        return was_dismissed

@@ -1,0 +1,38 @@
+"""The change of membership in flight: a generation that was published, and that not all have formed yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from virtualflow.core.generation import Generation
+from virtualflow.core.mapping import DeviceId
+
+
+@dataclass(slots=True)
+class PendingChange:
+    """A published *generation*, and how far its workers have come."""
+
+    generation: Generation
+    _with_state: set[DeviceId] = field(default_factory=set)
+    _formed: set[DeviceId] = field(default_factory=set)
+
+    def has_state(self, device: DeviceId) -> None:
+        """A joiner holds the job's state."""
+        self._with_state.add(device)
+
+    def has_formed(self, device: DeviceId) -> None:
+        """A worker is in the generation's group."""
+        self._formed.add(device)
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether every worker of the generation is in its group."""
+        return self._formed >= set(self.generation.devices)
+
+    @property
+    def joiners_with_state(self) -> tuple[DeviceId, ...]:
+        return tuple(device for device in self.generation.joining if device in self._with_state)
+
+    @property
+    def joiners_without_state(self) -> tuple[DeviceId, ...]:
+        return tuple(device for device in self.generation.joining if device not in self._with_state)

@@ -1,0 +1,89 @@
+"""The membership of a job as verbs show it, and as it stands in the job's ``state.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingType
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType, to_builtins
+
+from virtualflow.core.generation import Cause
+from virtualflow.core.job_state import JobState
+from virtualflow.core.mapping import Mapping
+from virtualflow.core.roster import Roster
+from virtualflow.job.backend import Place
+from virtualflow.job.outcome import Ending
+
+
+class WorkerStatus(Struct, frozen=True):
+    """Where a worker of the current generation is, and its virtual nodes."""
+
+    device: str
+    machine: str
+    pid: int
+    virtual_nodes: tuple[int, ...]
+
+
+class JobStatus(Struct, frozen=True):
+    """What ``vf status`` shows of a job's membership."""
+
+    state: JobState
+    generation: int
+    virtual_nodes: int | None  # None until the script has made its Trainer
+    workers: tuple[WorkerStatus, ...]
+    wanted: tuple[str, ...]  # devices
+    resizes: int  # this and the other counts: since the job began, whoever has run it
+    failures: int
+    remaps: int
+    overran_waves: int
+    asked: bool  # whether a verb has asked the job to stop
+    preempted: tuple[str, ...]  # devices whose workers got a preemption notice
+    lost: bool  # whether the job failed through no fault of its script
+    reason: str | UnsetType = UNSET  # the last line of what went wrong
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, as they stand in ``state.json``."""
+        fields: dict[str, Any] = to_builtins(self)
+        return fields
+
+
+def status_of(
+    roster: Roster,
+    ending: Ending,
+    places: MappingType[str, Place],
+    counts_before: MappingType[str, int],
+    *,
+    overran_waves: int,
+) -> JobStatus:
+    """The status of a job whose workers are at *places*, by device."""
+    # What runs now: a resize that is under way has not happened yet, a loss has.
+    lost = roster.pending if roster.pending is not None and roster.pending.cause == Cause.LOSS else None
+    current = lost or roster.generation
+    nodes = Mapping(lost.owners) if lost is not None and lost.owners is not None else roster.mapping
+    workers = [
+        WorkerStatus(device, place.machine, place.pid, nodes.nodes_of(device) if nodes is not None else ())
+        for device, place in sorted(places.items())
+        if device in current.devices
+    ]
+    return JobStatus(
+        state=ending.state or _state_of(roster),
+        generation=current.number,
+        virtual_nodes=nodes.virtual_nodes if nodes is not None else None,
+        workers=tuple(workers),
+        wanted=roster.target,
+        resizes=roster.resizes + counts_before["resizes"],
+        failures=roster.failures + counts_before["failures"],
+        remaps=roster.remaps + counts_before["remaps"],
+        overran_waves=overran_waves + counts_before["overran_waves"],
+        asked=ending.was_asked_for,
+        preempted=tuple(sorted(ending.preempted)),
+        lost=ending.is_no_fault_of_the_script,
+        reason=ending.reason or UNSET,
+    )
+
+
+def _state_of(roster: Roster) -> JobState:
+    """The state of a job that has not ended."""
+    if roster.mapping is None:
+        return JobState.STARTING
+    return JobState.RUNNING if roster.is_settled else JobState.RESIZING
