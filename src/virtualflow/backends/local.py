@@ -31,6 +31,7 @@ from virtualflow.system.processes import adopt_orphans, end_children
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 120.0  # importing torch from a cold disk on a busy machine
+FORK_SECONDS = 10.0  # for a server that is there to fork a worker: then another one takes its place
 Awaited = TypeVar("Awaited", ServerReady, WorkerForked)
 
 
@@ -63,11 +64,21 @@ class LocalBackend:
             adopt_orphans()  # the workers, if their server is killed: the job goes on
         self._start_server()
         try:
-            self._note(self._wait_for(ServerReady))
+            self._note(self._first_ready())
         except BaseException:  # Ctrl-C, for one: nobody else would end the server
             self.__exit__(None, None, None)
             raise
         return self
+
+    def _first_ready(self) -> ServerReady:
+        """Wait for the server; one that is killed meanwhile is replaced, one that fails by itself is not."""
+        while True:
+            try:
+                return self._wait_for(ServerReady, START_SECONDS)
+            except ServerLostError:
+                if self._outlives_us or self._server.wait() >= 0:
+                    raise
+                self._replace_server()
 
     def _start_server(self) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,21 +152,23 @@ class LocalBackend:
             raise NotReadyError("the process that workers are forked from was killed, and another one is starting")
         try:
             socket.send_fds(self._connection, [encoded(request)], descriptors)
-            pid = self._wait_for(WorkerForked).pid
-        except (ServerLostError, BrokenPipeError, ConnectionResetError):
+            pid = self._wait_for(WorkerForked, FORK_SECONDS).pid
+        except (ServerLostError, ServerSilentError, BrokenPipeError, ConnectionResetError) as error:
+            if isinstance(error, ServerSilentError):
+                self._server.kill()
             self._replace_server()
             raise NotReadyError("the process that workers are forked from was killed") from None
         self._alive.add(pid)
         return pid
 
-    def _wait_for(self, wanted: type[Awaited]) -> Awaited:
+    def _wait_for(self, wanted: type[Awaited], seconds: float) -> Awaited:
         """Wait for a message of this type."""
-        self._connection.settimeout(START_SECONDS)
+        self._connection.settimeout(seconds)
         while True:
             try:
                 message = self._read()
             except TimeoutError:
-                raise LaunchError(f"the fork server did not answer within {START_SECONDS:.0f} s") from None
+                raise ServerSilentError(f"the fork server did not answer within {seconds:.0f} s") from None
             if isinstance(message, wanted):
                 return message
             self._note(message)
@@ -222,6 +235,10 @@ class LocalBackend:
 
 class ServerLostError(LaunchError):
     """The fork server has ended."""
+
+
+class ServerSilentError(LaunchError):
+    """The fork server does not answer: it is stopped, or hangs."""
 
 
 def _exit_code(ended: os.waitid_result) -> int:

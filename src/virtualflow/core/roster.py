@@ -159,7 +159,8 @@ class Roster:
             case on.GroupFormed(device, number):
                 return self._formed(device, number, now)
             case on.LossReported(device, number):
-                self._reports.add(device, number, now)
+                if self._takes_part(device):
+                    self._reports.add(device, number, now)
                 return []
             case on.LeaveNoticed(device):
                 return self._leave(device, now)
@@ -235,6 +236,10 @@ class Roster:
         self._target = tuple(d for d in self._target if d in self._generation.devices) or self._generation.devices
         late = self.pending.joining if self.pending is not None else ()
         return [*self._joiners.dismiss(self._joiners.all), *(KillWorker(device) for device in late)]
+
+    def _takes_part(self, device: DeviceId) -> bool:
+        """Whether a device's worker is in a group, or about to be."""
+        return device in self._generation.devices or (self.pending is not None and device in self.pending.devices)
 
     def _withdraw(self, device: DeviceId) -> list[Action]:
         self._target = tuple(d for d in self._target if d != device) or self._generation.devices
@@ -315,7 +320,7 @@ class Roster:
             self._withdraw(device)
         present = device in self._generation.devices
         with_state = present or (self._change is not None and device in self._change.joiners_with_state)
-        takes_part = with_state or (self.pending is not None and device in self.pending.devices)
+        takes_part = with_state or self._takes_part(device)
         if device in self._target or (not takes_part and was_waiting) or (takes_part and not with_state):
             self._back_off.lost(device, now)
         if self._back_off.is_hopeless:

@@ -111,6 +111,7 @@ class Coordinator:
         self._listener.tick(now)
         self._crew.beat(self._job.patience_seconds / BEATS)
         self._handle(on.TimePassed(), now)
+        self._crew.end_unreported(self._job.patience_seconds)
         # Who starts, or is elsewhere, may hang where no other worker waits for it in a collective.
         self._crew.kill_silent((*self.roster.starting, *self._crew.guests), self._job.patience_seconds)
         if self._exchange.is_planned and self.roster.is_settled and not self._ending.is_stopping:
@@ -306,9 +307,8 @@ class Coordinator:
             case messages.Leaving():
                 self._ending.preempted.add(device)
                 self._handle(on.LeaveNoticed(device))
-            case messages.JoinRefused(reason):  # only this worker: the others go on
-                self._print(f"device {device} can't join: {reason}")
-                self._handle(on.DeviceWithdrawn(device))
+            case messages.JoinRefused(reason):
+                self._refuse(worker, reason)
             case messages.TrainerMade():
                 self._solve_mapping(message)
             case messages.StepTime():
@@ -343,7 +343,11 @@ class Coordinator:
         failure = worker.failure
         if self._ending.is_over:
             return
-        if failure is not None and not failure.consequence:
+        has_failed = code > 0 or (failure is not None and not failure.consequence)
+        if has_failed and worker.device in self.roster.starting:  # its script never came to where the job is
+            self._refuse(worker, failure.text if failure is not None else worker.stderr_tail.decode(errors="replace"))
+            self._handle(on.WorkerGone(worker.device))
+        elif failure is not None and not failure.consequence:
             self._ending.end(JobOutcome(code or 1, failure))
         elif code > 0:
             self._ending.end(JobOutcome(code, failure or Failure(worker.device, EXIT, self._unseen_stderr(worker))))
@@ -352,6 +356,11 @@ class Coordinator:
             self._handle(on.WorkerGone(worker.device))
         if self._ending.is_stopping and not self._crew.workers:
             self._ending.end(JobOutcome(0)) if code == 0 else self._ending.abandon("The job was about to stop.")
+
+    def _refuse(self, worker: Worker, reason: str) -> None:
+        """A worker can't join. That ends it alone: the others go on."""
+        self._print(f"device {worker.device} can't join: {reason.strip()}")
+        self._handle(on.DeviceWithdrawn(worker.device))
 
     def on_leftovers(self, worker: Worker, commands: Sequence[str]) -> None:
         """A worker that has ended had left processes behind; they were ended, too."""

@@ -39,6 +39,7 @@ class Worker:
     stderr_tail: bytes = b""
     guest_of: str = ""  # the host of a worker that another launcher has started: its line is all there is of it
     last_seen: float = field(default_factory=time.monotonic)  # when something came over its line
+    cut_at: float | None = None  # when its line ended
 
 
 class Owner(Protocol):
@@ -183,6 +184,7 @@ class Crew:
             return False
         if messages is None:
             self.selector.unregister(worker.wire)
+            worker.cut_at = time.monotonic()
             if worker.guest_of:
                 self._note_end(worker, 0 if worker.leaving else -signal.SIGKILL)
             return False
@@ -222,6 +224,16 @@ class Crew:
         """Close all lines, as if this process had died: each worker leaves a checkpoint, and ends."""
         for worker in (*self.workers.values(), *self._retired.values()):
             worker.wire.cut()
+
+    def end_unreported(self, seconds: float) -> None:
+        """End those whose line has ended so long ago that the backend should have reported their end, too."""
+        now = time.monotonic()
+        for worker in (*self.workers.values(), *self._retired.values()):
+            if worker.cut_at is not None and now - worker.cut_at > seconds:
+                _log.warning("the worker of device %s is gone, and nothing was reported of its end", worker.device)
+                self._signal(worker, signal.SIGKILL, -signal.SIGKILL)
+                self._retired.pop(worker.process, None)
+                self._note_end(worker, -signal.SIGKILL)
 
     def kill_silent(self, devices: Iterable[str], seconds: float) -> None:
         """Kill those workers of *devices* that have sent nothing for so long, not even a heartbeat."""

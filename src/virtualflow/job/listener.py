@@ -11,7 +11,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -55,7 +55,7 @@ class Listener:
     def listen_for_verbs(self, folder: JobFolder, owned: ExitStack) -> None:
         """On a socket in the job's folder."""
         listening = owned.enter_context(control.listen(folder))
-        owned.callback(folder.control.unlink, missing_ok=True)
+        owned.callback(_remove, folder.control)
 
         def on_connection(connection: socket.socket, _: str) -> None:
             connection.setblocking(False)
@@ -112,7 +112,6 @@ class Listener:
         """Read from a new connection, for a while."""
         if len(self._waiting) >= MAX_WAITING:
             self._close(next(iter(self._waiting)))
-        self._waiting[connection] = time.monotonic() + WAIT_SECONDS
 
         def on_readable() -> None:
             try:
@@ -121,7 +120,12 @@ class Listener:
                 _log.warning("a connection was ended: %s: %s", type(error).__name__, error)
                 self._close(connection)
 
-        self._selector.register(connection, selectors.EVENT_READ, on_readable)
+        try:
+            self._selector.register(connection, selectors.EVENT_READ, on_readable)
+        except BaseException:
+            connection.close()
+            raise
+        self._waiting[connection] = time.monotonic() + WAIT_SECONDS
 
     def _close(self, connection: _Connection) -> None:
         if self._waiting.pop(connection, None) is not None:
@@ -168,6 +172,11 @@ class Listener:
         except VirtualFlowError as error:
             wire.send(Refusal(str(error)))
             wire.close()
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # somebody has put something else there
+        path.unlink(missing_ok=True)
 
 
 def listen(host: str, port: int) -> socket.socket:

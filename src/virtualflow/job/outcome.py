@@ -94,7 +94,8 @@ class Ending:
 
 def signal_advice(device: str, number: int) -> str:
     """What may have killed a worker by the signal of this number."""
-    name = signal.Signals(number).name
+    known = number in set(signal.Signals)
+    name = signal.Signals(number).name if known else f"signal {number}"  # realtime signals have no names here
     text = f"the worker of device {device} was killed by {name}."
     if number == signal.SIGKILL:
         text += (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
@@ -42,6 +43,7 @@ class Wire(Generic[Incoming]):
         self._read_on_at = time.monotonic()
         self._sending = threading.RLock()
         self._is_flushing = False
+        self._process = os.getpid()
 
     def expecting(self, decoder: Decoder[OtherIncoming], max_bytes: int = MAX_MESSAGE_BYTES) -> Wire[OtherIncoming]:
         """The same end, where other messages come from now on."""
@@ -84,6 +86,8 @@ class Wire(Generic[Incoming]):
         return True
 
     def _send(self, data: bytes) -> bool:
+        if os.getpid() != self._process:
+            return False  # a fork of this process has the line, too, and must not speak on it
         with self._sending:
             if not self._unsent:
                 self._read_on_at = time.monotonic()

@@ -54,6 +54,7 @@ WITHOUT_TRAINER = (
 
 def run(spec: WorkerSpec, control: int) -> int:
     """Run the script as one worker of the job; return the process's exit code."""
+    process = os.getpid()
     wire = Wire(socket.socket(fileno=control), TO_WORKER)
     threading.Thread(target=_beat, args=(wire, spec.patience_seconds / BEATS), daemon=True).start()
     snapshot, reports = Path(spec.job_folder, "snapshot"), _Reports(wire)
@@ -66,6 +67,8 @@ def run(spec: WorkerSpec, control: int) -> int:
         _await_first_step(spec, member, reading)
         reading.start()
         code = run_script(overlay, spec.script, spec.arguments)
+        if os.getpid() != process:
+            return code  # a process that the script has forked, and that has come to the script's end
         if code == 0:
             _check_trainer(spec, member)
             member.finish()
@@ -74,6 +77,9 @@ def run(spec: WorkerSpec, control: int) -> int:
     except (Leave, CoordinatorLostError):
         return 0  # asked to go; or nobody is left to ask, and the lead has left a checkpoint
     except BaseException as error:
+        if os.getpid() != process:
+            traceback.print_exc()
+            return 1
         if isinstance(error, ChangedFile):
             if spec.joins:
                 wire.send(JoinRefused(str(error)))

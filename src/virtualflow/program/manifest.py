@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +30,8 @@ _BINARY = "base64:"  # before the name of a file that is no text
 _SYSTEM = ("/proc/", "/dev/", "/sys/", "/etc/", "/usr/", "/lib/", "/lib64/", "/bin/", "/run/")
 _TOOLS = ("torchinductor", "/.git/")  # what they read there is not the script's
 NO_CONFIG = (".py", ".pyc", ".so", ".pt", ".pth", ".ckpt", ".log")  # code, and what trainings write
+
+_log = logging.getLogger("virtualflow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +168,11 @@ class Record:
                 return None
             return f"{program.shown(file)} was edited while workers imported it, so that they run two versions of it. "
         copy = os.path.join(ELSEWHERE, file.lstrip(os.sep))
-        put(self._snapshot, copy, source)
-        self._change(copies={**program.copies, file: copy}, modules={**program.modules, name: file})
+        try:
+            put(self._snapshot, copy, source)
+            self._change(copies={**program.copies, file: copy}, modules={**program.modules, name: file})
+        except OSError as error:  # a full disk, or no name for a file: whoever joins reads the module itself
+            _log.warning("%s can't be kept with the job: %s", program.shown(file), error.strerror)
         return None
 
     def file_read(self, file: str, digest: str) -> str | None:
