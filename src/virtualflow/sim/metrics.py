@@ -9,14 +9,7 @@ from dataclasses import dataclass, fields
 
 from virtualflow.sim.result import Run
 
-# Two-sided 95% quantiles of Student's t, by degrees of freedom; beyond, the normal one is close enough.
-# fmt: off
-STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)
-# fmt: on
-NORMAL = 1.96
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,9 @@ def interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return Interval(mean, None)
-    quantile = STUDENT[len(values) - 2] if len(values) - 2 < len(STUDENT) else NORMAL
+    from scipy.special import stdtrit  # here, since it takes longer to load than most commands take
+
+    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))  # of Student's t
     return Interval(mean, quantile * statistics.stdev(values) / math.sqrt(len(values)))
 
 

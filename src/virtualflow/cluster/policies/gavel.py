@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from virtualflow.cluster.job import Job, JobState
-from virtualflow.cluster.linear_programs import Floats, Program
+from virtualflow.cluster.linear_programs import Floats, LinearProgram
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput.table import GAVEL, GAVEL_ROUND_SECONDS
@@ -118,9 +118,9 @@ class Gavel(Policy):
         """What each of a job's columns is worth to it in the program: speeds, unless the subclass knows better."""
         return [column.steps_per_second for column in columns]
 
-    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
+    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> LinearProgram:
         """The program of some jobs' columns."""
-        return Program(
+        return LinearProgram(
             jobs=len(entries),
             job=np.repeat(np.arange(len(entries)), [len(entry.columns) for entry in entries]),
             value=np.concatenate([entry.values for entry in entries]),
