@@ -102,6 +102,12 @@ def test_a_job_that_can_run_nowhere_makes_the_level_0() -> None:
     assert max_min(program).objective == 0.0
 
 
+@settings(max_examples=100, deadline=None)
+@given(programs(st.sampled_from((0.0, 1.0, 2.0))))
+def test_no_time_goes_to_columns_that_are_worth_nothing(program: LinearProgram) -> None:
+    assert not highs.solve(program).shares[program.value == 0].any()
+
+
 def test_only_jobs_that_hold_the_level_down_have_a_price() -> None:
     """One device each: the first job is slow there, the second fast."""
     program = LinearProgram(2, np.array([0, 1]), np.array([1.0, 5.0]), np.eye(2), np.array([1.0, 1.0]))

@@ -24,6 +24,10 @@ class Metrics:
     median_queueing_seconds: float
     utilization: float  # assigned device-seconds, of all
     productive: float  # those in which devices computed, of all
+    restarting: float  # those that starts, restarts and resizes took
+    unused: float  # those of devices that a job had and did not use
+    free: float  # those of devices without a job
+    lost: float  # those of devices that had failed
     resizes: int
     fairness: float  # Jain's index of slowdowns: 1 if every job is slowed down alike
 
@@ -39,8 +43,12 @@ def of(run: Run) -> Metrics:
         makespan_seconds=accounts.end_seconds - accounts.start_seconds,
         average_queueing_seconds=math.fsum(waits) / len(waits),
         median_queueing_seconds=upper_median(waits),
-        utilization=accounts.spent.assigned / accounts.total if accounts.total else 0.0,
-        productive=accounts.spent.productive / accounts.total if accounts.total else 0.0,
+        utilization=accounts.share(accounts.spent.assigned),
+        productive=accounts.share(accounts.spent.productive),
+        restarting=accounts.share(accounts.spent.restarting),
+        unused=accounts.share(accounts.spent.unused),
+        free=accounts.share(accounts.free),
+        lost=accounts.share(accounts.lost),
         resizes=sum(job.resizes for job in run.jobs),
         fairness=jain([job.jct_seconds / job.alone_seconds for job in run.jobs]),
     )
