@@ -105,7 +105,7 @@ def test_jobs_that_are_found_may_not_share_a_device() -> None:
     brain = scheduler(registry.make("wfs"))
     with pytest.raises(ConfigError, match="V100:0 is not free"):
         brain.handle(JobsRestored(0.0, ((job("a"), devices(0)), (job("b"), devices(0)))))
-    with pytest.raises(ConfigError, match="is not there, or has ended"):
+    with pytest.raises(ConfigError, match="there is no job nobody"):
         brain.handle(JobChanged(1.0, job("nobody")))
 
 

@@ -8,6 +8,7 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import (
     DevicesJoined,
     DevicesLost,
+    Event,
     JobArrived,
     JobEnded,
     ProgressReported,
@@ -122,30 +123,55 @@ def test_a_new_machine_is_used_at_once_and_a_loss_told_twice_counts_once() -> No
     assert brain.snapshot().devices == 3
 
 
-def test_rounds_begin_at_multiples_and_end_with_the_jobs() -> None:
+def in_rounds() -> Scheduler:
     policy = Scripted(Decision({"A": Grant.of(2)}))
     policy.round_seconds = 360.0
-    brain = scheduler(policy)
+    return scheduler(policy)
+
+
+def test_rounds_begin_at_multiples() -> None:
+    brain = in_rounds()
     assert brain.handle(JobArrived(5.0, job("A", 2, 5.0))) == [WakeAt(360.0)]
-    assert brain.handle(JobArrived(7.0, job("B", 2, 7.0))) == []
     assert brain.handle(Woken(360.0)) == [StartJob("A", devices(0, 1)), WakeAt(720.0)]
+
+
+def test_within_a_round_nothing_is_decided() -> None:
+    brain = in_rounds()
+    brain.handle(JobArrived(5.0, job("A", 2, 5.0)))
+    assert brain.handle(JobArrived(7.0, job("B", 2, 7.0))) == []
+
+
+def test_rounds_end_with_the_jobs() -> None:
+    brain = in_rounds()
+    brain.handle(JobArrived(5.0, job("A", 2, 5.0)))
+    brain.handle(Woken(360.0))
     assert brain.handle(JobEnded(400.0, "A")) == []
-    assert brain.handle(JobEnded(400.0, "B")) == []
     assert brain.handle(Woken(720.0)) == []
 
 
-def test_a_guest_shares_devices_and_inherits_them() -> None:
-    policy = Scripted(
-        Decision({"A": Grant({"V100": 2})}),
-        Decision({"B": Grant({"V100": 1}, beside="A")}),
-    )
-    brain = scheduler(policy)
+def with_guest() -> Scheduler:
+    """Four devices, of which A has two and B shares the first."""
+    brain = scheduler(Scripted(Decision({"A": Grant({"V100": 2})}), Decision({"B": Grant({"V100": 1}, beside="A")})))
     brain.handle(JobArrived(0.0, job("A", 2)))
-    assert brain.handle(JobArrived(1.0, job("B", 1, 1.0))) == [StartJob("B", devices(0), host="A")]
-    assert brain.jobs["A"].guests == ("B",)
+    brain.handle(JobArrived(1.0, job("B", 1, 1.0)))
+    return brain
+
+
+def test_a_guest_shares_devices_of_its_host() -> None:
+    brain = with_guest()
+    assert (brain.jobs["B"].devices, brain.jobs["B"].host, brain.jobs["A"].guests) == (devices(0), "A", ("B",))
     assert brain.snapshot().idle == 2
+
+
+def test_a_guest_inherits_the_devices_it_is_on() -> None:
+    brain = with_guest()
     assert brain.handle(JobEnded(2.0, "A")) == [ReallocateJob("B", devices(0))]
     assert brain.snapshot().idle == 3
+
+
+def test_inherited_devices_are_free_when_the_guest_ends() -> None:
+    brain = with_guest()
+    brain.handle(JobEnded(2.0, "A"))
     brain.handle(JobEnded(3.0, "B"))
     assert brain.snapshot().idle == 4
 
@@ -220,19 +246,22 @@ def test_a_policy_that_grants_to_nobody_is_named() -> None:
         scheduler(Scripted(Decision({"ghost": Grant.of(1)}))).handle(JobArrived(0.0, job("A")))
 
 
-def test_what_cannot_be_an_event_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (JobArrived(6.0, job("A")), "there is a job A already"),
+        (JobEnded(1.0, "A"), "time runs backwards"),
+        (JobEnded(6.0, "B"), "there is no job B, or it has ended"),
+        (DevicesLost(6.0, ("K80:0",)), "not part of the cluster"),
+        (JobArrived(7.0, Job("B", 7.0, 1, 1.0, workload="resnet50", node_size=100_000)), "can run on no device"),
+    ],
+    ids=["second job of a name", "earlier time", "unknown job", "unknown device", "too large a node"],
+)
+def test_an_event_that_can_not_be_is_refused(event: Event, message: str) -> None:
     brain = scheduler(registry.make("fifo"))
     brain.handle(JobArrived(5.0, job("A")))
-    with pytest.raises(ConfigError, match="two jobs called A"):
-        brain.handle(JobArrived(6.0, job("A")))
-    with pytest.raises(ConfigError, match="backwards"):
-        brain.handle(JobEnded(1.0, "A"))
-    with pytest.raises(ConfigError, match="job B is not there"):
-        brain.handle(JobEnded(6.0, "B"))
-    with pytest.raises(ConfigError, match="not part of the cluster"):
-        brain.handle(DevicesLost(6.0, ("K80:0",)))
-    with pytest.raises(ConfigError, match="can run on no device"):
-        brain.handle(JobArrived(7.0, Job("B", 7.0, 1, 1.0, workload="resnet50", node_size=100_000)))
+    with pytest.raises(ConfigError, match=message):
+        brain.handle(event)
 
 
 def test_an_unknown_policy_names_those_there_are() -> None:

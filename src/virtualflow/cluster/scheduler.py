@@ -163,7 +163,9 @@ class Scheduler:
         grants = []
         for job_id, grant in decision.grants.items():
             if job_id not in self._states:
-                raise PolicyError(f"policy {self.policy.name} granted devices to job {job_id}, which is not there")
+                raise PolicyError(
+                    f"policy {self.policy.name} granted devices to job {job_id}, which is unknown or has ended"
+                )
             state = self._states[job_id]
             if 0 < sum(grant.counts.values()) < state.job.min_devices:
                 grant = NOTHING

@@ -55,7 +55,7 @@ def predict(workload: Workload, pools: Sequence[Pool], shares: Sequence[Share]) 
 
 
 def cheapest(communication: Communication, places: Sequence[tuple[Pool, int]]) -> float:
-    """The lowest cost of communication with *counts* devices of each pool: on few machines, or few on each."""
+    """The lowest cost of communication with the devices of *places*: on few machines, or few on each."""
     largest = max(min(pool.machines[0], count) for pool, count in places)
     costs = []
     for most in range(1, largest + 1):
