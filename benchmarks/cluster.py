@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import live, manager_cost, report
+from benchmarks import charts, live, manager_cost, report
 from benchmarks.cluster_job import NODE_SIZE
 from benchmarks.live import DEVICE, Emulation
 from benchmarks.scheduling import LARGE, SMALL, TRACES, calibrated, setting
@@ -25,7 +25,7 @@ from virtualflow.cluster.policies import registry
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.cluster.throughput.workloads import PAPER_FACTORS
 from virtualflow.core.devices import parse_pools
-from virtualflow.sim import charts, costs, importers, live_run, metrics
+from virtualflow.sim import costs, importers, live_run, metrics
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.engine import simulate
 from virtualflow.sim.metrics import Metrics

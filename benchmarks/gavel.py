@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks import report
 from virtualflow.cluster.job import Job
-from virtualflow.cluster.linear_programs import Program, max_min
+from virtualflow.cluster.linear_programs import LinearProgram, max_min
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.policies.gavel import Entry, Gavel
@@ -103,7 +103,7 @@ class Shaken(Las):
         super().__init__(Options(compat=compat))
         self._chance = np.random.default_rng(seed)
 
-    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
+    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> LinearProgram:
         program = super().program(entries, snapshot)
         return replace(program, value=program.value * (1 + 1e-9 * self._chance.random(len(program.value))))
 
@@ -183,17 +183,17 @@ def _programs(section: report.Section, sizes: Sequence[int]) -> list[dict[str, f
     return found
 
 
-def _random_program(jobs: int) -> Program:
+def _random_program(jobs: int) -> LinearProgram:
     """Three types with an eighth as many devices as jobs, half as many, and as many; speeds a factor of 30 apart."""
     draw = np.random.default_rng(0)
     demand = draw.choice([1.0, 2.0, 4.0, 8.0], size=jobs, p=[0.7, 0.1, 0.15, 0.05])
     value = (draw.lognormal(size=(jobs, 1)) * draw.uniform(1, 10, size=(jobs, 3))).ravel()
     usage = np.zeros((3 * jobs, 3))
     usage[np.arange(3 * jobs), np.tile(np.arange(3), jobs)] = np.repeat(demand, 3)
-    return Program(jobs, np.repeat(np.arange(jobs), 3), value, usage, np.array([jobs / 8, jobs / 2, jobs]))
+    return LinearProgram(jobs, np.repeat(np.arange(jobs), 3), value, usage, np.array([jobs / 8, jobs / 2, jobs]))
 
 
-def _through_cvxpy(program: Program) -> float:
+def _through_cvxpy(program: LinearProgram) -> float:
     """As Gavel writes it, with a modelling layer."""
     import cvxpy as cp
 

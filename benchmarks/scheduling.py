@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
+from benchmarks import charts, report
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import Event, JobArrived, JobEnded
 from virtualflow.cluster.policies import registry
@@ -21,7 +21,7 @@ from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.cluster.throughput.workloads import paper_speeds
 from virtualflow.core.devices import parse_pools
-from virtualflow.sim import charts, costs, importers, metrics
+from virtualflow.sim import costs, importers, metrics
 from virtualflow.sim.compare import Setting, compare, on_machines
 from virtualflow.sim.compare import run as simulate
 from virtualflow.sim.costs import Costs

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from virtualflow.cluster.job import Job
-from virtualflow.cluster.messages import JobArrived, Resize, Start
+from virtualflow.cluster.messages import JobArrived, ReallocateJob, StartJob
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput.model import Profiled
@@ -34,9 +34,9 @@ def test_it_is_found_by_name_and_shares_evenly() -> None:
     assert "even" in registry.names()
     brain = Scheduler(parse_pools("V100:4"), registry.make("even"), Profiled())
     assert brain.handle(JobArrived(0.0, Job("A", 0.0, 4, 10.0))) == [
-        Start("A", ("V100:0", "V100:1", "V100:2", "V100:3"))
+        StartJob("A", ("V100:0", "V100:1", "V100:2", "V100:3"))
     ]
     assert brain.handle(JobArrived(1.0, Job("B", 1.0, 4, 10.0))) == [
-        Resize("A", ("V100:0", "V100:1")),
-        Start("B", ("V100:2", "V100:3")),
+        ReallocateJob("A", ("V100:0", "V100:1")),
+        StartJob("B", ("V100:2", "V100:3")),
     ]

@@ -11,25 +11,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virtualflow.cluster.linear_programs import Floats, Program, fewest_seconds, least_ratio, max_min, water_filling
+from virtualflow.cluster.linear_programs import (
+    Floats,
+    LinearProgram,
+    max_min,
+    min_makespan,
+    min_max_ratio,
+    water_filling,
+)
 
 INSTANCES = Path(__file__).parents[2].parent / "shared/data/las_lp/las_instances.json"
 instances = json.loads(INSTANCES.read_text()) if INSTANCES.exists() else [None]
 
 
-def on_types(value: Floats, demand: Floats, capacity: Floats) -> Program:
+def on_types(value: Floats, demand: Floats, capacity: Floats) -> LinearProgram:
     """Each job on one type at a time."""
     jobs, types = value.shape
     usage = np.zeros((jobs * types, types))
     usage[np.arange(jobs * types), np.tile(np.arange(types), jobs)] = np.repeat(demand, types)
-    return Program(jobs, np.repeat(np.arange(jobs), types), value.ravel(), usage, capacity)
+    return LinearProgram(jobs, np.repeat(np.arange(jobs), types), value.ravel(), usage, capacity)
 
 
-def values_of(program: Program, shares: Floats) -> Floats:
+def values_of(program: LinearProgram, shares: Floats) -> Floats:
     return np.bincount(program.job, program.value * shares, minlength=program.jobs)
 
 
-def check(program: Program, shares: Floats) -> None:
+def check(program: LinearProgram, shares: Floats) -> None:
     assert (shares >= 0).all()
     assert (np.bincount(program.job, shares, minlength=program.jobs) <= 1 + 1e-7).all()
     assert (shares @ program.usage <= program.capacity + 1e-6).all()
@@ -51,7 +58,7 @@ def test_every_known_optimum_is_met(instance: dict) -> None:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def programs(draw: st.DrawFn) -> LinearProgram:
     jobs, types = draw(st.integers(1, 6)), draw(st.integers(1, 3))
     value = [[draw(st.floats(0.1, 10)) for _ in range(types)] for _ in range(jobs)]
     demand = [float(draw(st.integers(1, 4))) for _ in range(jobs)]
@@ -61,7 +68,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 @settings(max_examples=25, deadline=None)
 @given(programs(), st.integers(0, 2), st.integers(1, 4))
-def test_more_devices_or_fewer_jobs_never_lower_the_objective(program: Program, place: int, more: int) -> None:
+def test_more_devices_or_fewer_jobs_never_lower_the_objective(program: LinearProgram, place: int, more: int) -> None:
     before = max_min(program)
     check(program, before.shares)
     capacity = program.capacity.copy()
@@ -81,7 +88,7 @@ def test_more_devices_or_fewer_jobs_never_lower_the_objective(program: Program, 
 
 @settings(max_examples=25, deadline=None)
 @given(programs())
-def test_water_filling_keeps_the_least_and_is_no_worse_for_anyone_in_order(program: Program) -> None:
+def test_water_filling_keeps_the_least_and_is_no_worse_for_anyone_in_order(program: LinearProgram) -> None:
     least, filled = max_min(program), water_filling(program)
     check(program, filled.shares)
     assert filled.objective == pytest.approx(least.objective, rel=1e-5)
@@ -97,24 +104,53 @@ def test_water_filling_gives_the_second_job_what_the_first_cannot_use() -> None:
     assert values_of(program, water_filling(program).shares) == pytest.approx([0.2, 0.5, 0.5], abs=1e-5)
 
 
+def worst_ratio(program: LinearProgram, shares: Floats, elapsed: Floats, work: Floats, alone: Floats) -> float:
+    speeds = np.maximum(values_of(program, shares), 1e-12)
+    return float(((elapsed + work / speeds) / alone).max())
+
+
+def smallest_ratio(program: LinearProgram, elapsed: Floats, work: Floats, alone: Floats) -> float:
+    """By bisection: a ratio can be reached if all jobs can have the speeds that it needs."""
+    low, high = float((elapsed / alone).max()), 1e9
+    while high > low * (1 + 1e-12):
+        ratio = (low + high) / 2
+        if ratio in (low, high):
+            break
+        needed = work / np.maximum(ratio * alone - elapsed, 1e-300)
+        reachable = max_min(replace(program, value=program.value / needed[program.job])).objective >= 1
+        low, high = (low, ratio) if reachable else (ratio, high)
+    return high
+
+
 @settings(max_examples=25, deadline=None)
 @given(programs(), st.data())
-def test_finish_time_fairness_beats_any_other_shares(program: Program, data: st.DataObject) -> None:
+def test_finish_time_fairness_is_the_smallest_ratio_that_can_be_reached(
+    program: LinearProgram, data: st.DataObject
+) -> None:
     numbers = st.lists(st.floats(1, 1000), min_size=program.jobs, max_size=program.jobs).map(np.array)
     elapsed, work, alone = data.draw(numbers), data.draw(numbers), data.draw(numbers)
     alone = elapsed + alone
-    found = least_ratio(program, elapsed, work, alone)
+    found = min_max_ratio(program, elapsed, work, alone)
     check(program, found.shares)
+    assert worst_ratio(program, found.shares, elapsed, work, alone) == pytest.approx(found.objective, rel=1e-5)
+    assert found.objective == pytest.approx(smallest_ratio(program, elapsed, work, alone), rel=1e-6)
 
-    def worst(shares: Floats) -> float:
-        speeds = np.maximum(values_of(program, shares), 1e-12)
-        return float(((elapsed + work / speeds) / alone).max())
 
-    assert worst(found.shares) == pytest.approx(found.objective, rel=1e-5)
-    for other in (max_min(program), fewest_seconds(program, work)):
-        assert found.objective <= worst(other.shares) * (1 + 1e-5)
+def test_finish_time_fairness_does_not_stop_where_programs_gain_little() -> None:
+    """All three jobs reach a ratio of 1 at once, and there time, devices and ratios are all tight."""
+    program = on_types(np.array([[2.0], [1.0], [1.0]]), np.array([2.0, 1.0, 1.0]), np.array([3.0]))
+    elapsed, work = np.array([1.0, 8.0, 1.0]), np.array([1.0, 1.0, 2.0])
+    found = min_max_ratio(program, elapsed, work, np.array([2.0, 9.0, 3.0]))
+    assert found.objective == pytest.approx(1.0, rel=1e-9)
+
+
+def test_where_all_jobs_fit_finish_time_fairness_is_their_best_speeds() -> None:
+    program = on_types(np.array([[2.0], [1.0]]), np.array([1.0, 1.0]), np.array([2.0]))
+    found = min_max_ratio(program, np.array([0.0, 3.0]), np.array([4.0, 3.0]), np.array([2.0, 3.0]))
+    assert found.objective == 2.0
+    assert found.shares.tolist() == [1.0, 1.0]
 
 
 def test_the_makespan_of_two_jobs_on_one_device_is_their_sum() -> None:
     program = on_types(np.array([[2.0], [1.0]]), np.array([1.0, 1.0]), np.array([1.0]))
-    assert fewest_seconds(program, np.array([20.0, 5.0])).objective == pytest.approx(15.0)
+    assert min_makespan(program, np.array([20.0, 5.0])).objective == pytest.approx(15.0)

@@ -16,10 +16,10 @@ from virtualflow.cluster.messages import (
     JobArrived,
     JobChanged,
     JobEnded,
-    JobsFound,
-    Resize,
-    Start,
-    Suspend,
+    JobsRestored,
+    ReallocateJob,
+    StartJob,
+    SuspendJob,
     WakeAt,
     Woken,
 )
@@ -153,7 +153,7 @@ def test_a_raised_demand_is_shared_anew(rounding: str) -> None:
 def test_a_minimum_that_cannot_be_met_holds_nobody_up(policy: str) -> None:
     driven = Driven(policy)
     driven.tell(DevicesLost(0.0, devices(3)))
-    driven.tell(JobArrived(0.0, made("greedy", 4, least=4, priority=9)))
+    driven.tell(JobArrived(0.0, made("greedy", 4, min_devices=4, priority=9)))
     driven.tell(JobArrived(0.0, made("modest", 1)))
     assert driven.counts() == {"greedy": 0, "modest": 1}
     driven.tell(JobEnded(0.0, "modest"), DevicesJoined(0.0, devices(3)))
@@ -164,7 +164,7 @@ def test_a_minimum_that_cannot_be_met_holds_nobody_up(policy: str) -> None:
 def test_of_two_types_one_alone_may_not_meet_a_minimum(policy: str) -> None:
     """Those that mix types put it on both; the others let it wait, and nobody waits with it."""
     driven = Driven(policy, "V100:2,K80:2")
-    driven.tell(JobArrived(0.0, made("greedy", 3, least=3, priority=9)), JobArrived(0.0, made("modest", 1)))
+    driven.tell(JobArrived(0.0, made("greedy", 3, min_devices=3, priority=9)), JobArrived(0.0, made("modest", 1)))
     found = driven.counts()
     assert found["greedy"] in (0, 3)
     assert found["modest"] == 1
@@ -173,10 +173,10 @@ def test_of_two_types_one_alone_may_not_meet_a_minimum(policy: str) -> None:
 @pytest.mark.parametrize("policy", [*ELASTIC, *STATIC])
 def test_a_job_that_waits_for_its_minimum_is_not_passed_for_ever(policy: str) -> None:
     brain = scheduler(registry.make(policy))
-    brain.handle(JobArrived(0.0, replace(job("runs", 3), least=3)))
-    assert brain.handle(JobArrived(1.0, replace(job("waits", 4, 1.0, priority=1.0), least=4))) == []
+    brain.handle(JobArrived(0.0, replace(job("runs", 3), min_devices=3)))
+    assert brain.handle(JobArrived(1.0, replace(job("waits", 4, 1.0, priority=1.0), min_devices=4))) == []
     assert brain.handle(JobArrived(2.0, job("small", 1, 2.0))) == []
-    started = [action.job_id for action in brain.handle(JobEnded(3.0, "runs")) if isinstance(action, Start)]
+    started = [action.job_id for action in brain.handle(JobEnded(3.0, "runs")) if isinstance(action, StartJob)]
     assert started == ["waits"]
 
 
@@ -186,7 +186,7 @@ def test_a_raised_minimum_counts_for_running_jobs(policy: str) -> None:
     job = made("job", 4)
     driven.tell(DevicesLost(0.0, devices(3)), JobArrived(0.0, job))
     assert driven.counts() == {"job": 3}
-    driven.tell(JobChanged(0.0, replace(job, least=4)))
+    driven.tell(JobChanged(0.0, replace(job, min_devices=4)))
     assert driven.counts() == {"job": 0}
     driven.tell(DevicesJoined(0.0, devices(3)))
     assert driven.counts() == {"job": 4}
@@ -196,10 +196,10 @@ def test_a_raised_minimum_counts_for_running_jobs(policy: str) -> None:
 def test_a_job_that_is_found_on_less_than_its_minimum_waits(policy: str) -> None:
     brain = scheduler(registry.make(policy))
     brain.handle(DevicesLost(0.0, devices(3)))
-    found = JobsFound(1.0, ((replace(job("greedy", 4), least=4), devices(0, 1)),), (job("modest", 1, 1.0),))
+    found = JobsRestored(1.0, ((replace(job("greedy", 4), min_devices=4), devices(0, 1)),), (job("modest", 1, 1.0),))
     actions = brain.handle(found)
-    assert Suspend("greedy") in actions
-    assert [action.job_id for action in actions if isinstance(action, Start)] == ["modest"]
+    assert SuspendJob("greedy") in actions
+    assert [action.job_id for action in actions if isinstance(action, StartJob)] == ["modest"]
 
 
 def test_a_job_that_fits_only_one_type_is_not_kept_from_it_by_one_of_lower_priority() -> None:
@@ -207,14 +207,14 @@ def test_a_job_that_fits_only_one_type_is_not_kept_from_it_by_one_of_lower_prior
     driven.tell(JobArrived(0.0, made("low", 2)))
     assert driven.brain.jobs["low"].counts == {"V100": 2}
     actions = driven.tell(JobArrived(1.0, made("high", 2, "narrow", priority=10)))
-    assert actions == [Resize("low", ("K80:0", "K80:1")), Start("high", devices(0, 1))]
+    assert actions == [ReallocateJob("low", ("K80:0", "K80:1")), StartJob("high", devices(0, 1))]
 
 
 def test_a_job_of_higher_priority_keeps_the_type_that_it_is_on() -> None:
     driven = Driven("wfs", "V100:2,K80:4")
     driven.tell(JobArrived(0.0, made("high", 2, priority=10)))
     assert driven.tell(JobArrived(1.0, made("low", 2, "narrow"))) == []
-    assert driven.tell(JobEnded(2.0, "high")) == [Start("low", devices(0, 1))]
+    assert driven.tell(JobEnded(2.0, "high")) == [StartJob("low", devices(0, 1))]
 
 
 def test_jobs_that_fit_only_one_type_share_it_by_priority() -> None:
@@ -228,5 +228,5 @@ def test_jobs_that_fit_only_one_type_share_it_by_priority() -> None:
 def test_who_waits_for_one_type_does_not_hold_up_those_that_can_use_another() -> None:
     driven = Driven("wfs", "V100:1,K80:4")
     driven.tell(JobArrived(0.0, made("runs", 1, "narrow")), JobArrived(1.0, made("waits", 1, "narrow")))
-    assert driven.tell(JobArrived(2.0, made("wide", 4))) == [Start("wide", ("K80:0", "K80:1", "K80:2", "K80:3"))]
+    assert driven.tell(JobArrived(2.0, made("wide", 4))) == [StartJob("wide", ("K80:0", "K80:1", "K80:2", "K80:3"))]
     assert driven.counts() == {"runs": 1, "waits": 0, "wide": 4}

@@ -8,12 +8,13 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import (
     DevicesJoined,
     DevicesLost,
+    Event,
     JobArrived,
     JobEnded,
-    Progress,
-    Resize,
-    Start,
-    Suspend,
+    ProgressReported,
+    ReallocateJob,
+    StartJob,
+    SuspendJob,
     WakeAt,
     Woken,
 )
@@ -55,20 +56,22 @@ def devices(*numbers: int) -> tuple[str, ...]:
 
 def test_the_papers_example_a_wants_two_and_b_wants_eight() -> None:
     brain = scheduler(registry.make("wfs"), "V100:8")
-    assert brain.handle(JobArrived(0.0, job("A", 2))) == [Start("A", devices(0, 1))]
-    assert brain.handle(JobArrived(1.0, job("B", 8, 1.0))) == [Start("B", devices(2, 3, 4, 5, 6, 7))]
-    assert brain.handle(JobEnded(9.0, "A")) == [Resize("B", devices(*range(8)))]
+    assert brain.handle(JobArrived(0.0, job("A", 2))) == [StartJob("A", devices(0, 1))]
+    assert brain.handle(JobArrived(1.0, job("B", 8, 1.0))) == [StartJob("B", devices(2, 3, 4, 5, 6, 7))]
+    assert brain.handle(JobEnded(9.0, "A")) == [ReallocateJob("B", devices(*range(8)))]
 
 
 def test_a_higher_priority_shrinks_lower_ones_and_a_lower_one_waits() -> None:
     brain = scheduler(registry.make("wfs"))
     brain.handle(JobArrived(0.0, job("0", 4, priority=1)))
     assert brain.handle(JobArrived(1.0, job("1", 2, 1.0, priority=5))) == [
-        Resize("0", devices(0, 1)),
-        Start("1", devices(2, 3)),
+        ReallocateJob("0", devices(0, 1)),
+        StartJob("1", devices(2, 3)),
     ]
     actions = brain.handle(JobArrived(2.0, job("2", 4, 2.0, priority=10)))
-    assert {action.job_id: len(action.devices) for action in actions if isinstance(action, Resize | Start)} == {
+    assert {
+        action.job_id: len(action.devices) for action in actions if isinstance(action, ReallocateJob | StartJob)
+    } == {
         "0": 1,
         "1": 1,
         "2": 2,
@@ -80,7 +83,7 @@ def test_a_job_that_takes_only_what_is_idle_does_not_shrink_anyone() -> None:
     brain = scheduler(registry.make("wfs"), "V100:8")
     brain.handle(JobArrived(0.0, job("high", 7, priority=10)))
     # Its fair share would be 2 or 3, but the job of higher priority has the rest.
-    assert brain.handle(JobArrived(1.0, job("low", 8, 1.0, priority=5))) == [Start("low", devices(7))]
+    assert brain.handle(JobArrived(1.0, job("low", 8, 1.0, priority=5))) == [StartJob("low", devices(7))]
 
 
 def test_static_priority_blocks_behind_the_first_in_line() -> None:
@@ -88,7 +91,7 @@ def test_static_priority_blocks_behind_the_first_in_line() -> None:
     brain.handle(JobArrived(0.0, job("running", 3)))
     assert brain.handle(JobArrived(1.0, job("large", 4, 1.0, priority=5))) == []
     assert brain.handle(JobArrived(2.0, job("small", 1, 2.0))) == []
-    assert brain.handle(JobEnded(3.0, "running")) == [Start("large", devices(0, 1, 2, 3))]
+    assert brain.handle(JobEnded(3.0, "running")) == [StartJob("large", devices(0, 1, 2, 3))]
 
 
 def test_backfill_lets_a_job_pass_that_does_not_delay_the_first_in_line() -> None:
@@ -96,54 +99,79 @@ def test_backfill_lets_a_job_pass_that_does_not_delay_the_first_in_line() -> Non
     brain.handle(JobArrived(0.0, job("running", 3)))
     brain.handle(JobArrived(1.0, job("large", 4, 1.0)))
     assert brain.handle(JobArrived(2.0, Job("long", 2.0, 1, 500.0))) == []
-    brain.handle(Progress(3.0, {"running": 3.0}))
-    assert brain.handle(JobArrived(3.0, Job("short", 3.0, 1, 90.0))) == [Start("short", devices(3))]
+    brain.handle(ProgressReported(3.0, {"running": 3.0}))
+    assert brain.handle(JobArrived(3.0, Job("short", 3.0, 1, 90.0))) == [StartJob("short", devices(3))]
 
 
 def test_lost_devices_shrink_jobs_and_who_has_none_left_waits() -> None:
     brain = scheduler(registry.make("wfs"), "V100:2")
     brain.handle(JobArrived(0.0, job("A", 1, priority=5)))
     brain.handle(JobArrived(0.0, job("B", 1)))
-    assert brain.handle(DevicesLost(1.0, devices(0))) == [Suspend("A")]
-    assert brain.handle(JobEnded(2.0, "B")) == [Start("A", devices(1), resumed=True)]
+    assert brain.handle(DevicesLost(1.0, devices(0))) == [SuspendJob("A")]
+    assert brain.handle(JobEnded(2.0, "B")) == [StartJob("A", devices(1), resumed=True)]
     assert brain.handle(DevicesJoined(3.0, devices(0))) == []
-    assert brain.handle(JobArrived(4.0, job("C", 1, 4.0))) == [Start("C", devices(0))]
+    assert brain.handle(JobArrived(4.0, job("C", 1, 4.0))) == [StartJob("C", devices(0))]
 
 
 def test_a_new_machine_is_used_at_once_and_a_loss_told_twice_counts_once() -> None:
     brain = scheduler(registry.make("wfs"), "V100:2")
     brain.handle(JobArrived(0.0, job("A", 4)))
-    assert brain.handle(DevicesJoined(1.0, devices(2, 3))) == [Resize("A", devices(0, 1, 2, 3))]
+    assert brain.handle(DevicesJoined(1.0, devices(2, 3))) == [ReallocateJob("A", devices(0, 1, 2, 3))]
     assert brain.snapshot().machine_sizes == {"V100": (2, 2)}
-    assert brain.handle(DevicesLost(2.0, devices(3))) == [Resize("A", devices(0, 1, 2))]
+    assert brain.handle(DevicesLost(2.0, devices(3))) == [ReallocateJob("A", devices(0, 1, 2))]
     assert brain.handle(DevicesLost(3.0, devices(3))) == []
     assert brain.snapshot().devices == 3
 
 
-def test_rounds_begin_at_multiples_and_end_with_the_jobs() -> None:
+def in_rounds() -> Scheduler:
     policy = Scripted(Decision({"A": Grant.of(2)}))
     policy.round_seconds = 360.0
-    brain = scheduler(policy)
+    return scheduler(policy)
+
+
+def test_rounds_begin_at_multiples() -> None:
+    brain = in_rounds()
     assert brain.handle(JobArrived(5.0, job("A", 2, 5.0))) == [WakeAt(360.0)]
+    assert brain.handle(Woken(360.0)) == [StartJob("A", devices(0, 1)), WakeAt(720.0)]
+
+
+def test_within_a_round_nothing_is_decided() -> None:
+    brain = in_rounds()
+    brain.handle(JobArrived(5.0, job("A", 2, 5.0)))
     assert brain.handle(JobArrived(7.0, job("B", 2, 7.0))) == []
-    assert brain.handle(Woken(360.0)) == [Start("A", devices(0, 1)), WakeAt(720.0)]
+
+
+def test_rounds_end_with_the_jobs() -> None:
+    brain = in_rounds()
+    brain.handle(JobArrived(5.0, job("A", 2, 5.0)))
+    brain.handle(Woken(360.0))
     assert brain.handle(JobEnded(400.0, "A")) == []
-    assert brain.handle(JobEnded(400.0, "B")) == []
     assert brain.handle(Woken(720.0)) == []
 
 
-def test_a_guest_shares_devices_and_inherits_them() -> None:
-    policy = Scripted(
-        Decision({"A": Grant({"V100": 2})}),
-        Decision({"B": Grant({"V100": 1}, beside="A")}),
-    )
-    brain = scheduler(policy)
+def with_guest() -> Scheduler:
+    """Four devices, of which A has two and B shares the first."""
+    brain = scheduler(Scripted(Decision({"A": Grant({"V100": 2})}), Decision({"B": Grant({"V100": 1}, beside="A")})))
     brain.handle(JobArrived(0.0, job("A", 2)))
-    assert brain.handle(JobArrived(1.0, job("B", 1, 1.0))) == [Start("B", devices(0), host="A")]
-    assert brain.jobs["A"].guests == ("B",)
+    brain.handle(JobArrived(1.0, job("B", 1, 1.0)))
+    return brain
+
+
+def test_a_guest_shares_devices_of_its_host() -> None:
+    brain = with_guest()
+    assert (brain.jobs["B"].devices, brain.jobs["B"].host, brain.jobs["A"].guests) == (devices(0), "A", ("B",))
     assert brain.snapshot().idle == 2
-    assert brain.handle(JobEnded(2.0, "A")) == [Resize("B", devices(0))]
+
+
+def test_a_guest_inherits_the_devices_it_is_on() -> None:
+    brain = with_guest()
+    assert brain.handle(JobEnded(2.0, "A")) == [ReallocateJob("B", devices(0))]
     assert brain.snapshot().idle == 3
+
+
+def test_inherited_devices_are_free_when_the_guest_ends() -> None:
+    brain = with_guest()
+    brain.handle(JobEnded(2.0, "A"))
     brain.handle(JobEnded(3.0, "B"))
     assert brain.snapshot().idle == 4
 
@@ -157,7 +185,7 @@ def test_a_guest_loses_its_seat_with_the_hosts_device() -> None:
     brain = scheduler(policy)
     brain.handle(JobArrived(0.0, job("A", 2)))
     brain.handle(JobArrived(1.0, job("B", 2, 1.0)))
-    assert brain.handle(Woken(2.0)) == [Suspend("B"), Resize("A", devices(0))]
+    assert brain.handle(Woken(2.0)) == [SuspendJob("B"), ReallocateJob("A", devices(0))]
     assert brain.snapshot().idle == 3
 
 
@@ -172,7 +200,10 @@ def test_guests_change_places_in_one_decision() -> None:
     brain = scheduler(policy)
     for name in "ABCD":
         brain.handle(JobArrived(0.0, job(name)))
-    assert brain.handle(Woken(2.0)) == [Resize("C", devices(1), host="B"), Resize("D", devices(0), host="A")]
+    assert brain.handle(Woken(2.0)) == [
+        ReallocateJob("C", devices(1), host="B"),
+        ReallocateJob("D", devices(0), host="A"),
+    ]
     assert (brain.jobs["A"].guests, brain.jobs["B"].guests) == (("D",), ("C",))
 
 
@@ -185,14 +216,14 @@ def test_time_slices_are_suspensions_and_wishes_to_be_woken() -> None:
     brain = scheduler(policy)
     brain.handle(JobArrived(0.0, job("A", 4)))
     assert brain.handle(JobArrived(0.0, job("B", 4))) == [WakeAt(60.0)]
-    assert brain.handle(Woken(60.0)) == [Suspend("A"), Start("B", devices(0, 1, 2, 3)), WakeAt(120.0)]
+    assert brain.handle(Woken(60.0)) == [SuspendJob("A"), StartJob("B", devices(0, 1, 2, 3)), WakeAt(120.0)]
     assert brain.jobs["A"].attained(60.0) == 240.0
     assert brain.jobs["A"].seconds_on("V100", 90.0) == 60.0
 
 
 def test_mixed_allocations_have_a_count_for_each_type() -> None:
     brain = scheduler(Scripted(Decision({"A": Grant({"P100": 1, "V100": 2})})), "V100:2,P100:2")
-    assert brain.handle(JobArrived(0.0, job("A", 3))) == [Start("A", ("V100:0", "V100:1", "P100:0"))]
+    assert brain.handle(JobArrived(0.0, job("A", 3))) == [StartJob("A", ("V100:0", "V100:1", "P100:0"))]
     assert brain.jobs["A"].counts == {"V100": 2, "P100": 1}
 
 
@@ -215,19 +246,22 @@ def test_a_policy_that_grants_to_nobody_is_named() -> None:
         scheduler(Scripted(Decision({"ghost": Grant.of(1)}))).handle(JobArrived(0.0, job("A")))
 
 
-def test_what_cannot_be_an_event_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (JobArrived(6.0, job("A")), "there is a job A already"),
+        (JobEnded(1.0, "A"), "time runs backwards"),
+        (JobEnded(6.0, "B"), "there is no job B, or it has ended"),
+        (DevicesLost(6.0, ("K80:0",)), "not part of the cluster"),
+        (JobArrived(7.0, Job("B", 7.0, 1, 1.0, workload="resnet50", node_size=100_000)), "can run on no device"),
+    ],
+    ids=["second job of a name", "earlier time", "unknown job", "unknown device", "too large a node"],
+)
+def test_an_event_that_can_not_be_is_refused(event: Event, message: str) -> None:
     brain = scheduler(registry.make("fifo"))
     brain.handle(JobArrived(5.0, job("A")))
-    with pytest.raises(ConfigError, match="two jobs called A"):
-        brain.handle(JobArrived(6.0, job("A")))
-    with pytest.raises(ConfigError, match="backwards"):
-        brain.handle(JobEnded(1.0, "A"))
-    with pytest.raises(ConfigError, match="job B is not there"):
-        brain.handle(JobEnded(6.0, "B"))
-    with pytest.raises(ConfigError, match="not part of the cluster"):
-        brain.handle(DevicesLost(6.0, ("K80:0",)))
-    with pytest.raises(ConfigError, match="can run on no device"):
-        brain.handle(JobArrived(7.0, Job("B", 7.0, 1, 1.0, workload="resnet50", node_size=100_000)))
+    with pytest.raises(ConfigError, match=message):
+        brain.handle(event)
 
 
 def test_an_unknown_policy_names_those_there_are() -> None:
@@ -246,8 +280,8 @@ def test_a_job_moves_to_a_faster_type_that_nobody_else_wants() -> None:
     made = [Job(name, 0.0, 2, 100.0, "resnet50", 128, 2, priority) for name, priority in (("A", 1), ("C", 2), ("B", 3))]
     for each in made:
         brain.handle(JobArrived(0.0, each))
-    assert brain.handle(JobEnded(9.0, "A")) == [Resize("B", devices(0, 1))]
-    assert brain.handle(JobEnded(99.0, "B")) == [Resize("C", devices(0, 1))]
+    assert brain.handle(JobEnded(9.0, "A")) == [ReallocateJob("B", devices(0, 1))]
+    assert brain.handle(JobEnded(99.0, "B")) == [ReallocateJob("C", devices(0, 1))]
 
 
 def test_a_job_stays_where_another_type_is_no_faster() -> None:

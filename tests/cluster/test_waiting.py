@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtualflow.cluster.job import Job, JobState
+from virtualflow.cluster.job import Job, ScheduledJob
 from virtualflow.cluster.waiting import Queue
 
 
-def state(name: int) -> JobState:
-    return JobState(Job(str(name), 0.0, 1, 1.0))
+def state(name: int) -> ScheduledJob:
+    return ScheduledJob(Job(str(name), 0.0, 1, 1.0))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))

@@ -61,7 +61,7 @@ def trials(draw: st.DrawFn, *, changes: bool = True) -> Trial:
                 draw(st.sampled_from((20.0, 300.0, 2000.0))),
                 draw(st.sampled_from((LINEAR, "wide", "narrow"))),
                 priority=draw(st.sampled_from((1.0, 3.0, 9.0))),
-                least=draw(st.integers(1, demand)) if changes else 1,
+                min_devices=draw(st.integers(1, demand)) if changes else 1,
             )
         )
     return Trial(tuple(jobs), pools, tuple(_events(draw, jobs, names_of(pools), changes)))
@@ -77,8 +77,8 @@ def _events(draw: st.DrawFn, jobs: list[Job], devices: tuple[str, ...], changes:
         if what == "change":
             job = known[draw(st.sampled_from(sorted(known)))]
             demand = draw(st.integers(1, 4))
-            priority, least = draw(st.sampled_from((1.0, 3.0, 9.0))), draw(st.integers(1, demand))
-            known[job.id] = replace(job, demand=demand, virtual_nodes=0, priority=priority, least=least)
+            priority, min_devices = draw(st.sampled_from((1.0, 3.0, 9.0))), draw(st.integers(1, demand))
+            known[job.id] = replace(job, demand=demand, virtual_nodes=0, priority=priority, min_devices=min_devices)
             yield JobChanged(seconds, known[job.id])
             continue
         there = [name for name in devices if (name in lost) == (what == "return")]
@@ -91,7 +91,7 @@ def _events(draw: st.DrawFn, jobs: list[Job], devices: tuple[str, ...], changes:
         yield DevicesJoined(seconds, tuple(name for name in devices if name in lost))
     if changes:
         for job in known.values():
-            yield JobChanged(seconds, replace(job, least=1))
+            yield JobChanged(seconds, replace(job, min_devices=1))
 
 
 Check = Callable[[Scheduler, Event], None]

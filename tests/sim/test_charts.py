@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.charts import boxes
+
 from virtualflow.cluster.job import Job
-from virtualflow.sim.charts import boxes
 from virtualflow.sim.result import JobResult, Segment
 
 

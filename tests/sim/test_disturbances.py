@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from tests.sim import disturbed
 from tests.sim.disturbed import TABLE, Trial, trials
 from tests.sim.test_invariants import Watched
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import ScheduledJob
 from virtualflow.cluster.messages import DevicesLost, Event, JobChanged
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
@@ -40,7 +40,7 @@ def nothing_is_given_twice_or_to_those_who_cannot_use_it(scheduler: Scheduler, e
     for state in jobs.values():
         assert bool(state.devices) == (state.id in snapshot.running)
         if state.devices:
-            assert state.job.least <= state.allocation <= state.job.demand
+            assert state.job.min_devices <= state.allocation <= state.job.demand
             assert all(TABLE.usable(state.job, placement.type_of(device)) for device in state.devices)
         if state.host is not None:
             assert set(state.devices) <= set(jobs[state.host].devices)
@@ -62,13 +62,13 @@ def test_nobody_raises_all_work_is_done_and_twice_the_same(name: str, trial: Tri
     assert {each.job.id for each in found.jobs} == {job.id for job in trial.jobs}
 
 
-def waiting(scheduler: Scheduler) -> list[JobState]:
+def waiting(scheduler: Scheduler) -> list[ScheduledJob]:
     """Who could run on what there is, in order."""
     snapshot = scheduler.snapshot()
     return [state for state in snapshot.queue if snapshot.within_reach(state.job)]
 
 
-def free_for(scheduler: Scheduler, state: JobState) -> int:
+def free_for(scheduler: Scheduler, state: ScheduledJob) -> int:
     snapshot = scheduler.snapshot()
     return sum(snapshot.free[name] for name in snapshot.types_for(state.job))
 
@@ -77,7 +77,7 @@ def no_device_is_idle_that_somebody_could_use(scheduler: Scheduler, event: Event
     for state in scheduler.snapshot().running.values():
         assert state.allocation == state.job.demand or not free_for(scheduler, state)
     for state in waiting(scheduler)[:1]:  # those behind it must not pass
-        assert free_for(scheduler, state) < state.job.least
+        assert free_for(scheduler, state) < state.job.min_devices
 
 
 @pytest.mark.parametrize("name", ELASTIC)
@@ -107,7 +107,7 @@ def test_after_a_loss_or_a_change_nobody_has_more_than_one_of_higher_priority_wh
                 if weights[high.id] > weights[low.id] and set(snapshot.types_for(low.job)) <= set(
                     snapshot.types_for(high.job)
                 ):
-                    more_than_needed = low.allocation - max(low.job.least, 1)
+                    more_than_needed = low.allocation - max(low.job.min_devices, 1)
                     assert (
                         high.allocation == high.job.demand
                         or more_than_needed <= 0
@@ -144,7 +144,7 @@ def test_nobody_shrinks_for_a_lower_priority_or_below_what_it_needs(name: str, t
         if len(admitted) == 1:  # of several, a lower one may come in beside a higher one for which others shrank
             growing += admitted
         assert all(weights[winner] >= weights[loser] for winner in growing for loser in losers)
-        assert all(after[name] >= state.job.least for name, state in snapshot.running.items())
+        assert all(after[name] >= state.job.min_devices for name, state in snapshot.running.items())
 
     disturbed.run(trial, Watched(policy, check))
 

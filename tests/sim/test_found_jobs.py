@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from tests.sim.disturbed import TABLE, Trial, trials
 from tests.sim.test_disturbances import EVERY, EXAMPLES
-from virtualflow.cluster.messages import Event, JobArrived, JobChanged, JobEnded, JobsFound, Progress, WakeAt, Woken
+from virtualflow.cluster.messages import (
+    Event,
+    JobArrived,
+    JobChanged,
+    JobEnded,
+    JobsRestored,
+    ProgressReported,
+    WakeAt,
+    Woken,
+)
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.core.devices import names_of, type_of
@@ -24,7 +33,9 @@ def after_an_hour(scheduler: Scheduler, events: list[Event]) -> None:
         while True:
             due = min(event.seconds, wakes[0] if wakes else event.seconds)
             now = max(now, due)
-            scheduler.handle(Progress(now, {name: min(now, state.job.steps) for name, state in scheduler.jobs.items()}))
+            scheduler.handle(
+                ProgressReported(now, {name: min(now, state.job.steps) for name, state in scheduler.jobs.items()})
+            )
             if wakes and wakes[0] <= event.seconds:
                 heapq.heappop(wakes)
                 actions = scheduler.handle(Woken(now))
@@ -59,7 +70,7 @@ def test_they_go_on_and_nobody_raises(name: str, trial: Trial, data: st.DataObje
             running.append((job, some))
         else:
             waiting.append(job)
-    events: list[Event] = [JobsFound(0.0, tuple(running), tuple(waiting))]
+    events: list[Event] = [JobsRestored(0.0, tuple(running), tuple(waiting))]
     events += [JobArrived(job.arrival_seconds, job) for job in trial.jobs[4:]]
     events += trial.events
     if data.draw(st.booleans()):
@@ -75,5 +86,5 @@ def test_they_go_on_and_nobody_raises(name: str, trial: Trial, data: st.DataObje
     for state in waiting_then:
         assert not any(snapshot.free[kind] >= state.job.demand for kind in snapshot.types_for(state.job))
     for state in snapshot.running.values():
-        assert state.job.least <= state.allocation <= state.job.demand
+        assert state.job.min_devices <= state.allocation <= state.job.demand
         assert all(TABLE.usable(state.job, kind) for kind in state.counts)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virtualflow.cluster.job import Job, JobState
+from virtualflow.cluster.job import Job, ScheduledJob
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Decision, Options, Policy
 from virtualflow.cluster.snapshot import Snapshot
@@ -44,7 +44,7 @@ class Watched(Policy):
             inner.restarts,
         )
 
-    def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
+    def order(self, state: ScheduledJob, snapshot: Snapshot) -> tuple[Any, ...]:
         return self.inner.order(state, snapshot)
 
     def forget(self, before: Job) -> None:

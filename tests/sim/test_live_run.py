@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from benchmarks import charts
 
 from virtualflow.core.devices import parse_pools
-from virtualflow.sim import charts, live_run, metrics
+from virtualflow.sim import live_run, metrics
 
 ZERO = 1_700_000_000.0
 

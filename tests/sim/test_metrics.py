@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from virtualflow.cluster.job import Job
@@ -30,8 +32,13 @@ def test_fairness_is_one_when_all_are_slowed_down_alike() -> None:
     assert metrics.jain([1.0, 0.0]) == 0.5
 
 
-def test_intervals_over_seeds() -> None:
+def test_one_seed_has_no_interval() -> None:
     assert metrics.interval([5.0]) == metrics.Interval(5.0, None)
-    found = metrics.interval([1.0, 2.0, 3.0])
-    assert found.mean == 2.0
-    assert found.half_width == pytest.approx(4.303 / 3**0.5)
+
+
+@pytest.mark.parametrize(("seeds", "quantile"), [(2, 12.7062), (3, 4.3027), (20, 2.0930), (100, 1.9842)])
+def test_intervals_over_seeds_are_those_of_students_t(seeds: int, quantile: float) -> None:
+    values = [float(seed % 2) for seed in range(seeds)]
+    found = metrics.interval(values)
+    assert found.mean == statistics.mean(values)
+    assert found.half_width == pytest.approx(quantile * statistics.stdev(values) / seeds**0.5, rel=1e-4)

@@ -46,7 +46,7 @@ from virtualflow.job.outcome import JobOutcome
 from virtualflow.job.output import AllOutput, LeadOutput
 from virtualflow.job.serve import run_job
 from virtualflow.solver import plan as plans
-from virtualflow.solver.plan import Layout
+from virtualflow.solver.plan import JobLayout
 from virtualflow.system.home import home, new_job_id
 
 DETACH_SECONDS = 60.0
@@ -245,7 +245,9 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _devices(text: str, planned: Layout | None, file: Path | None, emulate: str | None, scale: float | None) -> Devices:
+def _devices(
+    text: str, planned: JobLayout | None, file: Path | None, emulate: str | None, scale: float | None
+) -> Devices:
     if planned is None:
         return devices_of(text, file, emulate, scale)
     counts = Counter(type_of(name) for name in planned.devices)

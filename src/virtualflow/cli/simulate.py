@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +18,10 @@ from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.throughput.model import Throughput
 from virtualflow.cluster.throughput.table import GAVEL, GAVEL_ROUND_SECONDS
 from virtualflow.cluster.throughput.workloads import paper_speeds
-from virtualflow.core.devices import parse_pools
+from virtualflow.core.devices import Pool, parse_pools
 from virtualflow.dashboard import simulation
 from virtualflow.dashboard.page import standalone
-from virtualflow.sim import charts, compare, costs, gavel_table, importers, report
+from virtualflow.sim import compare, costs, gavel_table, importers
 from virtualflow.sim.compare import Comparison, Setting, on_machines
 from virtualflow.sim.failures import Failures
 from virtualflow.sim.trace import Trace
@@ -56,7 +57,7 @@ def simulate(
         str | None, typer.Option(help="gavel: follow the rules of its own simulator.", metavar="NAME")
     ] = None,
     machine_size: Annotated[
-        int | None, typer.Option(help="Spread each type over machines of so many devices.", min=1, metavar="N")
+        int | None, typer.Option(help="Spread each type over machines of N devices.", min=1, metavar="N")
     ] = None,
     failures: Annotated[
         float, typer.Option(help="How often each device fails, in failures an hour.", min=0.0, metavar="RATE")
@@ -67,7 +68,10 @@ def simulate(
     repair: Annotated[float, typer.Option(help="Seconds until what failed is back.", min=1.0, metavar="S")] = 3600.0,
     seed: Annotated[int, typer.Option(help="Decides what fails.")] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A folder for a report with pictures.", metavar="FOLDER")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="A folder for the report: one page, and its figures as JSON.", metavar="FOLDER"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -83,7 +87,6 @@ def simulate(
     """
     if output is not None:
         check_folder(output)
-        charts.new_figure(1, 1)  # say at once if there will be no pictures
     speeds: Throughput = paper_speeds(even=costs_name == costs.PAPER.name)  # its whole system, not half of it
     if table is not None:
         speeds = gavel_table.read(table, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat == GAVEL else None)
@@ -97,12 +100,9 @@ def simulate(
         registry.make(name, options)  # say at once if one is unknown
     comparison = _compare(loaded, names, setting, seeds, quiet=as_json)
     if output is not None:
-        title = f"{loaded.source}: {', '.join(names)}"
         with writing(output):
-            page = report.write(comparison, setting, title, output)
-            dashboard = output / "dashboard.html"
-            dashboard.write_text(standalone(simulation.of(comparison, pools, loaded.source)), encoding="utf-8")
-        screen(stderr=True).print(f"wrote {page} and {dashboard}", highlight=False, soft_wrap=True)
+            page = _write_report(comparison, pools, loaded.source, output)
+        screen(stderr=True).print(f"wrote {page}", highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps(_as_json(comparison)))
     else:
@@ -121,6 +121,15 @@ def _compare(loaded: Trace, names: list[str], setting: Setting, seeds: int, *, q
                 bar.advance(task, every)
 
         return compare.compare(loaded, names, setting, seeds, count)
+
+
+def _write_report(comparison: Comparison, pools: Sequence[Pool], title: str, folder: Path) -> Path:
+    """The page that live clusters have, with the simulation in it, and beside it all figures as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(_as_json(comparison), indent=1) + "\n")
+    page = folder / "index.html"
+    page.write_text(standalone(simulation.of(comparison, pools, title)), encoding="utf-8")
+    return page
 
 
 def _as_json(comparison: Comparison) -> dict[str, Any]:

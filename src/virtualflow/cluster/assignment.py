@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from virtualflow.cluster.job import Job, JobState
-from virtualflow.cluster.messages import Action, Resize, Start, Suspend
+from virtualflow.cluster.job import Job, ScheduledJob
+from virtualflow.cluster.messages import Action, ReallocateJob, StartJob, SuspendJob
 from virtualflow.cluster.placement import Placement
 from virtualflow.cluster.policies.base import ANY, NOTHING, Grant
 from virtualflow.cluster.throughput.model import Throughput
@@ -17,13 +17,13 @@ class Assignment:
 
     def __init__(self, placement: Placement, throughput: Throughput, *, restarts: bool) -> None:
         self.placement = placement
-        self.running: dict[str, JobState] = {}
+        self.running: dict[str, ScheduledJob] = {}
         self.lacking = 0  # devices that running jobs ask for beyond what they have
         self._throughput = throughput
         self._restarts = restarts
 
-    def apply(self, now: float, grants: Sequence[tuple[JobState, Grant]]) -> list[Action]:
-        """Give and take devices. Jobs that lose all of them are among the `Suspend` actions."""
+    def apply(self, now: float, grants: Sequence[tuple[ScheduledJob, Grant]]) -> list[Action]:
+        """Give and take devices. Jobs that lose all of them are among the `SuspendJob` actions."""
         actions: list[Action] = []
         kept: dict[str, list[str]] = {}
         for state, grant in grants:
@@ -41,16 +41,16 @@ class Assignment:
                 actions.append(action)
         return actions
 
-    def adopt(self, now: float, state: JobState, devices: tuple[str, ...]) -> list[Action]:
+    def adopt(self, now: float, state: ScheduledJob, devices: tuple[str, ...]) -> list[Action]:
         """A job has these devices already; if they are too few for it, it gives them up."""
         self.placement.claim(devices)
         self._set(now, state, self.placement.in_order(devices), None)
         return self._give_up_too_few(now, state)
 
-    def ask_for(self, now: float, state: JobState, job: Job) -> list[Action]:
+    def ask_for(self, now: float, state: ScheduledJob, job: Job) -> list[Action]:
         """A running job asks for more or fewer devices than before; what it no longer wants, it gives up at once.
 
-        All, if it has fewer than its new least: the policy sees whether it can have more.
+        All, if it has fewer than its new minimum: the policy sees whether it can have more.
         """
         self.lacking += max(0, job.demand - state.allocation) - max(0, state.job.demand - state.allocation)
         state.job = job
@@ -58,31 +58,31 @@ class Assignment:
             return self.apply(now, [(state, Grant.of(job.demand))])
         return self._give_up_too_few(now, state)
 
-    def _give_up_too_few(self, now: float, state: JobState) -> list[Action]:
-        return self.apply(now, [(state, NOTHING)]) if state.allocation < state.job.least else []
+    def _give_up_too_few(self, now: float, state: ScheduledJob) -> list[Action]:
+        return self.apply(now, [(state, NOTHING)]) if state.allocation < state.job.min_devices else []
 
-    def end(self, now: float, state: JobState) -> list[Action]:
+    def end(self, now: float, state: ScheduledJob) -> list[Action]:
         """Free the devices of a job that is over; its guests take over those they are on."""
         actions: list[Action] = []
         inherited: set[str] = set()
         for guest in [self.running[name] for name in state.guests]:
             inherited |= set(guest.devices)
             self._set(now, guest, guest.devices, None)
-            actions.append(Resize(guest.id, guest.devices))
+            actions.append(ReallocateJob(guest.id, guest.devices))
         if state.host is None:
             self.placement.give_back(device for device in state.devices if device not in inherited)
         self._set(now, state, (), None)
         return actions
 
     def lose(self, now: float, devices: Iterable[str]) -> list[Action]:
-        """Take lost devices from the jobs that had them; who has fewer than its least left would rather wait."""
+        """Take lost devices from the jobs that had them; one with fewer than its minimum left waits."""
         gone = set(devices)
         self.placement.lose(self.placement.in_order(gone))
         actions: list[Action] = []
         for state in list(self.running.values()):
             if not gone.isdisjoint(state.devices):
                 left = tuple(device for device in state.devices if device not in gone)
-                if len(left) < state.job.least and state.host is None and not state.guests:
+                if len(left) < state.job.min_devices and state.host is None and not state.guests:
                     self.placement.give_back(left)
                     left = ()
                 action = self._change(now, state, left, state.host)
@@ -90,7 +90,7 @@ class Assignment:
                     actions.append(action)
         return actions
 
-    def _free_surplus(self, state: JobState, grant: Grant) -> list[str]:
+    def _free_surplus(self, state: ScheduledJob, grant: Grant) -> list[str]:
         """Give back what the job has beyond the grant; return what it keeps."""
         if state.host is not None or not state.devices:
             return []  # a guest owns nothing
@@ -104,7 +104,7 @@ class Assignment:
         self.placement.give_back(self.placement.in_order(leaving))
         return [device for device in state.devices if device not in leaving]
 
-    def _fill(self, state: JobState, grant: Grant, kept: list[str]) -> tuple[str, ...]:
+    def _fill(self, state: ScheduledJob, grant: Grant, kept: list[str]) -> tuple[str, ...]:
         """What the job keeps, and free devices up to the grant."""
         devices = list(kept)
         for device_type, count in grant.counts.items():
@@ -114,31 +114,31 @@ class Assignment:
             else:
                 have = sum(self.placement.type_of(device) == device_type for device in kept)
                 devices += self._take(state, device_type, count - have, kept)
-        if len(devices) < state.job.least and not state.guests:
+        if len(devices) < state.job.min_devices and not state.guests:
             self.placement.give_back(devices)  # of the types that it can use, too few are free
             return ()
         return self.placement.in_order(devices) if len(devices) > 1 else tuple(devices)
 
-    def _take(self, state: JobState, device_type: str, count: int, near: Sequence[str]) -> list[str]:
+    def _take(self, state: ScheduledJob, device_type: str, count: int, near: Sequence[str]) -> list[str]:
         free = self.placement.free.get(device_type, 0)
         if count > free:
             raise PolicyError(
-                f"the policy granted job {state.id} {count} more device(s) of type {device_type}, but {free} are free"
+                f"the policy granted job {state.id} {count} more devices of type {device_type}, but {free} are free"
             )
         return self.placement.take(device_type, count, near) if count > 0 else []
 
-    def _take_any(self, state: JobState, types: Sequence[str], count: int, near: Sequence[str]) -> list[str]:
+    def _take_any(self, state: ScheduledJob, types: Sequence[str], count: int, near: Sequence[str]) -> list[str]:
         """As many as are free of types that the job can use: a policy that only counts cannot know better."""
         free = sum(self.placement.free.values())
         if count > free:
-            raise PolicyError(f"the policy granted job {state.id} {count} more device(s), but {free} are free")
+            raise PolicyError(f"the policy granted job {state.id} {count} more devices, but {free} are free")
         taken: list[str] = []
         for device_type in types:
             more = min(count - len(taken), self.placement.free[device_type])
             taken += self._take(state, device_type, more, near)
         return taken
 
-    def _types_for(self, state: JobState, kept: Sequence[str]) -> list[str]:
+    def _types_for(self, state: ScheduledJob, kept: Sequence[str]) -> list[str]:
         """Types that the job can use: first those it has, then in the cluster's order."""
         if len(self.placement.machine_sizes) == 1:
             return list(self.placement.machine_sizes)
@@ -146,7 +146,7 @@ class Assignment:
         usable = [name for name in self.placement.machine_sizes if self._throughput.usable(state.job, name)]
         return sorted(usable, key=lambda name: name not in have)
 
-    def _seats(self, state: JobState, grant: Grant) -> tuple[str, ...]:
+    def _seats(self, state: ScheduledJob, grant: Grant) -> tuple[str, ...]:
         """Devices of the host that no other guest is on."""
         host = self.running.get(grant.beside or "")
         if host is None or host.host is not None or host is state:
@@ -156,12 +156,12 @@ class Assignment:
         count = sum(grant.counts.values())
         if count > len(seats):
             raise PolicyError(
-                f"the policy put job {state.id} on {count} device(s) of job {host.id}, of which {len(seats)} can be "
-                "shared"
+                f"the policy put job {state.id} on {count} devices of job {host.id}, "
+                f"of which {len(seats)} can be shared"
             )
         return tuple(seats[:count])
 
-    def _change(self, now: float, state: JobState, devices: tuple[str, ...], host: str | None) -> Action | None:
+    def _change(self, now: float, state: ScheduledJob, devices: tuple[str, ...], host: str | None) -> Action | None:
         if devices == state.devices and host == state.host:
             return None
         if not devices:
@@ -169,14 +169,14 @@ class Assignment:
         was_running, resumed = bool(state.devices), state.started_seconds is not None
         self._set(now, state, devices, host)
         if was_running:
-            return Resize(state.id, devices, restart=self._restarts, host=host)
-        return Start(state.id, devices, resumed=resumed, host=host)
+            return ReallocateJob(state.id, devices, restart=self._restarts, host=host)
+        return StartJob(state.id, devices, resumed=resumed, host=host)
 
-    def _suspend(self, now: float, state: JobState) -> Action:
+    def _suspend(self, now: float, state: ScheduledJob) -> Action:
         self._set(now, state, (), None)
-        return Suspend(state.id)
+        return SuspendJob(state.id)
 
-    def _set(self, now: float, state: JobState, devices: tuple[str, ...], host: str | None) -> None:
+    def _set(self, now: float, state: ScheduledJob, devices: tuple[str, ...], host: str | None) -> None:
         if state.devices:
             self.lacking -= max(0, state.job.demand - state.allocation)
         self._leave_seat(state)
@@ -190,7 +190,7 @@ class Assignment:
             state.guests = ()
             self.running.pop(state.id, None)
 
-    def _leave_seat(self, state: JobState) -> None:
+    def _leave_seat(self, state: ScheduledJob) -> None:
         """Its host has room for another guest."""
         if state.host is not None and state.host in self.running:
             host = self.running[state.host]

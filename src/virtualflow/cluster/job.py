@@ -26,7 +26,7 @@ class Job:
     node_size: int = 1
     virtual_nodes: int = 0  # 0: as many as the demand
     priority: float = 1.0
-    least: int = 1  # it would rather wait than run on fewer devices
+    min_devices: int = 1  # it waits rather than run on fewer
 
     def __post_init__(self) -> None:
         if self.demand < 1 or not self.steps > 0 or not self.priority > 0 or self.node_size < 1:
@@ -34,8 +34,11 @@ class Job:
                 f"job {self.id}: its demand ({self.demand}), steps ({self.steps}), priority ({self.priority}) and "
                 f"node size ({self.node_size}) must all be above 0"
             )
-        if not 1 <= self.least <= self.demand:
-            raise ConfigError(f"job {self.id} asks for {self.demand} devices and for at least {self.least}")
+        if not 1 <= self.min_devices <= self.demand:
+            raise ConfigError(
+                f"job {self.id}: its minimum must be between 1 and its demand "
+                f"of {self.demand} devices, not {self.min_devices}"
+            )
         if not math.isfinite(self.arrival_seconds) or not math.isfinite(self.steps):
             raise ConfigError(f"job {self.id}: its time of arrival and its steps must be finite numbers")
         if self.virtual_nodes == 0:
@@ -52,7 +55,7 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class JobState:
+class ScheduledJob:
     """A job in the cluster. Policies read it; only the scheduler changes it."""
 
     job: Job
@@ -65,6 +68,7 @@ class JobState:
     started_seconds: float | None = None  # when it first got devices
     began_seconds: float | None = None  # when it last got some after it had none
     changed_seconds: float = field(init=False)  # when its allocation last changed, or when it arrived
+    attained_before: float = 0.0  # device-seconds, under an earlier scheduler
     steps_done: float = 0.0  # as last reported: see Policy.needs_progress
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _device_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -83,7 +87,8 @@ class JobState:
 
     def attained(self, now: float) -> float:
         """Its service so far, in device-seconds over all types."""
-        return sum(self._device_seconds.values()) + self.allocation * (now - self.changed_seconds)
+        here = sum(self._device_seconds.values()) + self.allocation * (now - self.changed_seconds)
+        return self.attained_before + here
 
     def change(self, now: float, devices: tuple[str, ...], counts: Mapping[str, int], host: str | None) -> None:
         """Book the service under the old allocation, and take on the new one."""
@@ -100,7 +105,7 @@ class JobState:
 
 
 def pools_of(counts: Mapping[str, int], machine_sizes: Mapping[str, tuple[int, ...]]) -> tuple[Pool, ...]:
-    """So many devices of each type on as few machines as the cluster's sizes allow: what a policy may hope for."""
+    """*counts* devices by type, on as few machines as the cluster's sizes allow: the best placement that can be had."""
     return tuple(_pool(name, count, machine_sizes[name]) for name, count in counts.items() if count)
 
 

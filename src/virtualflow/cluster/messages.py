@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from virtualflow.cluster.job import Job
 
@@ -23,12 +23,13 @@ class JobChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class JobsFound:
-    """Jobs that were there before the scheduler: those that run, with their devices, and those that wait."""
+class JobsRestored:
+    """Jobs that are older than the scheduler: those that run, with their devices, and those that wait."""
 
     seconds: float
     running: tuple[tuple[Job, tuple[str, ...]], ...]
     waiting: tuple[Job, ...] = ()
+    attained: Mapping[str, float] = field(default_factory=dict)  # service so far, in device-seconds, by job id
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class DevicesJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressReported:
     """Steps that jobs have done. Sent right before an event if the policy needs it; decides nothing by itself."""
 
     seconds: float
@@ -70,11 +71,11 @@ class Woken:
     seconds: float
 
 
-Event = JobArrived | JobChanged | JobsFound | JobEnded | DevicesLost | DevicesJoined | Progress | Woken
+Event = JobArrived | JobChanged | JobsRestored | JobEnded | DevicesLost | DevicesJoined | ProgressReported | Woken
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartJob:
     """A waiting job gets these devices: a new one, or a suspended one that goes on. A guest shares *host*'s."""
 
     job_id: str
@@ -84,7 +85,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Resize:
+class ReallocateJob:
     """A running job goes on with exactly these devices, by a checkpoint and a restart if it cannot be resized."""
 
     job_id: str
@@ -94,8 +95,8 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspend:
-    """A running job gives up all its devices and waits, with its state kept, until the next `Start`."""
+class SuspendJob:
+    """A running job gives up all its devices and waits, with its state kept, until the next `StartJob`."""
 
     job_id: str
 
@@ -107,4 +108,4 @@ class WakeAt:
     seconds: float
 
 
-Action = Start | Resize | Suspend | WakeAt
+Action = StartJob | ReallocateJob | SuspendJob | WakeAt

@@ -13,7 +13,7 @@ from typing import TypeVar
 from virtualflow.core.devices import Pool, names_of, type_of
 from virtualflow.errors import ConfigError
 
-Key = TypeVar("Key")
+Item = TypeVar("Item")
 
 
 class Placement:
@@ -170,9 +170,9 @@ class Placement:
         self.free[device_type] += change
 
 
-def _counted(each: Iterable[Key]) -> dict[Key, int]:
+def _counted(each: Iterable[Item]) -> dict[Item, int]:
     """How often each one occurs. For a handful, a `Counter` takes three times as long."""
-    counts: dict[Key, int] = {}
+    counts: dict[Item, int] = {}
     for one in each:
         counts[one] = counts.get(one, 0) + 1
     return counts

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from virtualflow.cluster.assignment import Assignment
-from virtualflow.cluster.job import Job, JobState
+from virtualflow.cluster.job import Job, ScheduledJob
 from virtualflow.cluster.messages import (
     Action,
     DevicesJoined,
@@ -15,9 +15,9 @@ from virtualflow.cluster.messages import (
     JobArrived,
     JobChanged,
     JobEnded,
-    JobsFound,
-    Progress,
-    Suspend,
+    JobsRestored,
+    ProgressReported,
+    SuspendJob,
     WakeAt,
     Woken,
 )
@@ -42,7 +42,7 @@ class Scheduler:
         self.policy = policy
         self._throughput = throughput
         self._assignment = Assignment(self.placement, throughput, restarts=policy.restarts)
-        self._states: dict[str, JobState] = {}
+        self._states: dict[str, ScheduledJob] = {}
         self._queue = Queue()
         self._now = -math.inf
         self._round: float | None = None  # the time of the next one, if the policy has rounds and one is asked for
@@ -53,7 +53,7 @@ class Scheduler:
         if event.seconds < self._now:
             raise ConfigError(f"time runs backwards: an event at {event.seconds} s after one at {self._now} s")
         self._now = event.seconds
-        if isinstance(event, Progress):
+        if isinstance(event, ProgressReported):
             for job_id, steps in event.steps_done.items():
                 self._states[job_id].steps_done = steps
             return []
@@ -63,7 +63,7 @@ class Scheduler:
         return actions + self._in_rounds(event, self.policy.round_seconds)
 
     @property
-    def jobs(self) -> dict[str, JobState]:
+    def jobs(self) -> dict[str, ScheduledJob]:
         """All jobs that have not ended, by id."""
         return self._states
 
@@ -87,11 +87,11 @@ class Scheduler:
             self._arrived(event.job)
         elif isinstance(event, JobChanged):
             actions = self._changed(event.job)
-        elif isinstance(event, JobsFound):
+        elif isinstance(event, JobsRestored):
             for job in event.waiting:
-                self._arrived(job)
+                self._arrived(job, event.attained.get(job.id, 0.0))
             for job, devices in event.running:
-                self._arrived(job)
+                self._arrived(job, event.attained.get(job.id, 0.0))
                 self._queue.remove(job.id)
                 actions += self._queue_suspended(self._assignment.adopt(self._now, self._states[job.id], devices))
         elif isinstance(event, JobEnded):
@@ -110,9 +110,9 @@ class Scheduler:
             self.placement.join(event.devices)
         return actions
 
-    def _known(self, job_id: str) -> JobState:
+    def _known(self, job_id: str) -> ScheduledJob:
         if job_id not in self._states:
-            raise ConfigError(f"job {job_id} is not there, or has ended before")
+            raise ConfigError(f"there is no job {job_id}, or it has ended")
         return self._states[job_id]
 
     def _changed(self, job: Job) -> list[Action]:
@@ -126,22 +126,22 @@ class Scheduler:
             return []
         return self._queue_suspended(self._assignment.ask_for(self._now, state, job))
 
-    def _arrived(self, job: Job) -> None:
+    def _arrived(self, job: Job, attained: float = 0.0) -> None:
         if job.id in self._states:
-            raise ConfigError(f"there are two jobs called {job.id}")
+            raise ConfigError(f"there is a job {job.id} already")
         if not any(self._throughput.usable(job, name) for name in self.placement.machine_sizes):
             types = ", ".join(self.placement.machine_sizes)
             raise ConfigError(
                 f"job {job.id} ({job.workload}, node size {job.node_size}) can run on no device of this cluster "
                 f"({types}): there is no profile, or its virtual nodes are too large for their memory"
             )
-        state = JobState(job)
+        state = ScheduledJob(job, attained_before=attained)
         state.changed_seconds = self._now
         self._states[job.id] = state
         self._jobs_changed = True
         self._wait(state)
 
-    def _wait(self, state: JobState) -> None:
+    def _wait(self, state: ScheduledJob) -> None:
         self._queue.add(self.policy.order(state, self.snapshot()), state)
 
     def _in_rounds(self, event: Event, round_seconds: float) -> list[Action]:
@@ -163,9 +163,11 @@ class Scheduler:
         grants = []
         for job_id, grant in decision.grants.items():
             if job_id not in self._states:
-                raise PolicyError(f"policy {self.policy.name} granted devices to job {job_id}, which is not there")
+                raise PolicyError(
+                    f"policy {self.policy.name} granted devices to job {job_id}, which is unknown or has ended"
+                )
             state = self._states[job_id]
-            if 0 < sum(grant.counts.values()) < state.job.least:
+            if 0 < sum(grant.counts.values()) < state.job.min_devices:
                 grant = NOTHING
             if job_id in self._queue and grant.counts:
                 self._queue.remove(job_id)
@@ -184,6 +186,6 @@ class Scheduler:
 
     def _queue_suspended(self, actions: list[Action]) -> list[Action]:
         for action in actions:
-            if isinstance(action, Suspend):
+            if isinstance(action, SuspendJob):
                 self._wait(self._states[action.job_id])
         return actions

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from virtualflow.cluster.job import Job, JobState, pools_of
+from virtualflow.cluster.job import Job, ScheduledJob, pools_of
 from virtualflow.cluster.throughput.model import Speed, Throughput
 from virtualflow.cluster.waiting import Queue
 
@@ -19,7 +19,7 @@ class Snapshot:
     now: float  # seconds
     capacity: Mapping[str, int]  # devices by type, lost ones left out; types in the order they were given
     free: Mapping[str, int]  # of those, the ones that no job has
-    running: Mapping[str, JobState]  # jobs with devices, by id, in the order they got them
+    running: Mapping[str, ScheduledJob]  # jobs with devices, by id, in the order they got them
     queue: Queue  # jobs without, in the policy's order: the first few are cheap to look at
     lacking: int  # devices that running jobs ask for beyond what they have
     throughput: Throughput
@@ -35,32 +35,32 @@ class Snapshot:
     def idle(self) -> int:
         return sum(self.free.values())
 
-    def jobs(self) -> Iterator[JobState]:
+    def jobs(self) -> Iterator[ScheduledJob]:
         """All jobs, running ones first."""
         return itertools.chain(self.running.values(), self.queue)
 
     def within_reach(self, job: Job) -> bool:
-        """Whether the devices that are there now could meet its least at all, if it had all of them that it can use.
+        """Whether the cluster has its minimum of devices at the moment, counting those that it can use, busy or free.
 
-        Who waits for more than there is must not hold up the others.
+        A job that waits for more than the cluster has must not hold up the others.
         """
         if len(self.capacity) == 1:
-            return job.least <= self.devices
-        return job.least <= sum(self.capacity[name] for name in self.types_for(job))
+            return job.min_devices <= self.devices
+        return job.min_devices <= sum(self.capacity[name] for name in self.types_for(job))
 
     def types_for(self, job: Job) -> list[str]:
-        """Those that it can use."""
+        """Device types that it can use."""
         return [name for name in self.capacity if len(self.capacity) == 1 or self.throughput.usable(job, name)]
 
     def fill(self, job: Job, count: int, free: dict[str, int], *, have: int = 0) -> dict[str, int] | None:
         """Take what a job that has *have* devices needs for *count* out of *free*; None if it needs none, or some lack.
 
         Types are taken in the cluster's order. A job that asks for more than all it can use is content with those, if
-        they are not fewer than its least.
+        they are not fewer than its minimum.
         """
         usable = self.types_for(job)
         wanted = min(count, sum(self.capacity[name] for name in usable)) - have
-        if wanted <= 0 or have + wanted < job.least or sum(free[name] for name in usable) < wanted:
+        if wanted <= 0 or have + wanted < job.min_devices or sum(free[name] for name in usable) < wanted:
             return None
         taken: dict[str, int] = {}
         for name in usable:
@@ -71,7 +71,7 @@ class Snapshot:
         return taken
 
     def speed(self, job: Job, counts: Mapping[str, int]) -> Speed:
-        """Of a job on so many devices of each type, on as few machines as they fit."""
+        """Of a job on *counts* devices by type, on as few machines as possible."""
         return self.throughput.speed(job, pools_of(counts, self.machine_sizes))
 
     def steps_per_second(self, job: Job, device_type: str, count: int | None = None) -> float:
@@ -81,7 +81,7 @@ class Snapshot:
             return 0.0
         return self.speed(job, {device_type: wanted}).steps_per_second
 
-    def end_seconds(self, state: JobState, counts: Mapping[str, int]) -> float:
+    def end_seconds(self, state: ScheduledJob, counts: Mapping[str, int]) -> float:
         """When a job will end on such devices, which it has or gets now. Up to date if the policy `needs_progress`."""
         speed = self.speed(state.job, counts).steps_per_second
         began = self.now if state.began_seconds is None or not state.devices else state.began_seconds

@@ -6,16 +6,16 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import ScheduledJob
 
-Key = tuple[Any, ...]
+QueueKey = tuple[Any, ...]
 
 
 class Queue:
     """A heap that can be walked in order without being emptied, and from which any job can be taken."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Key, int, JobState]] = []
+        self._heap: list[tuple[QueueKey, int, ScheduledJob]] = []
         self._numbers: dict[str, int] = {}  # of the jobs that really wait; other heap entries are left-overs
         self._next = 0
 
@@ -25,7 +25,7 @@ class Queue:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._numbers
 
-    def add(self, key: Key, state: JobState) -> None:
+    def add(self, key: QueueKey, state: ScheduledJob) -> None:
         self._next += 1
         self._numbers[state.id] = self._next
         heapq.heappush(self._heap, (key, self._next, state))
@@ -38,7 +38,7 @@ class Queue:
             self._heap = [entry for entry in self._heap if not self._is_stale(entry)]
             heapq.heapify(self._heap)
 
-    def __iter__(self) -> Iterator[JobState]:
+    def __iter__(self) -> Iterator[ScheduledJob]:
         """In order, as far as the caller cares to look. The queue must not change meanwhile."""
         heap = self._heap
         frontier = [(heap[0], 0)] if heap else []
@@ -50,5 +50,5 @@ class Queue:
             if not self._is_stale(entry):
                 yield entry[2]
 
-    def _is_stale(self, entry: tuple[Key, int, JobState]) -> bool:
+    def _is_stale(self, entry: tuple[QueueKey, int, ScheduledJob]) -> bool:
         return self._numbers.get(entry[2].id) != entry[1]

@@ -23,7 +23,7 @@ class Pool:
         return sum(self.machines)
 
     def machines_for(self, devices: int) -> int:
-        """How many machines it takes, at the least, to have that many devices."""
+        """The smallest number of machines that have that many devices together."""
         left, used = devices, 0
         while left > 0:
             left -= self.machines[used]

@@ -37,8 +37,8 @@ def for_scheduler(record: Record, devices: int) -> Job:
     """In a cluster of so many devices."""
     demand = min(record.wants, devices)
     length = record.expect_seconds or UNKNOWN_SECONDS
-    least = min(record.least, demand)
-    return Job(record.id, record.submitted, demand, length, priority=record.priority, least=least)
+    min_devices = min(record.least, demand)
+    return Job(record.id, record.submitted, demand, length, priority=record.priority, min_devices=min_devices)
 
 
 def for_coordinator(

@@ -26,7 +26,7 @@ from virtualflow.cluster.messages import (
     JobArrived,
     JobChanged,
     JobEnded,
-    JobsFound,
+    JobsRestored,
     Woken,
 )
 from virtualflow.cluster.policies.base import Policy
@@ -306,7 +306,7 @@ class Manager:
             else:
                 record.devices, record.beside = [], None
                 waiting.append(self._job(record))
-        self._handle(JobsFound(self._seconds(), tuple(running), tuple(waiting)))
+        self._handle(JobsRestored(self._seconds(), tuple(running), tuple(waiting)))
 
     def _catch_up(self, record: Record) -> None:
         if record.state == "RUNNING":

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from virtualflow.cluster.job import Job, JobState
-from virtualflow.cluster.messages import DevicesJoined, DevicesLost, JobsFound
+from virtualflow.cluster.job import Job, ScheduledJob
+from virtualflow.cluster.messages import DevicesJoined, DevicesLost, JobsRestored
 from virtualflow.cluster.policies.base import ANY, Decision, Grant, Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.snapshot import Snapshot
@@ -31,7 +31,7 @@ class Careful(Policy):
         self.round_seconds, self.needs_progress = policy.round_seconds, policy.needs_progress
         self.restarts = policy.restarts
 
-    def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
+    def order(self, state: ScheduledJob, snapshot: Snapshot) -> tuple[Any, ...]:
         try:
             return self._policy.order(state, snapshot)
         except Exception as error:
@@ -95,6 +95,6 @@ def made_anew(
     seats = {job.id: Grant({ANY: len(has)}, host) for job, has, host in jobs if has and host in own}
     running = tuple((job, has) for job, has, _ in jobs if job.id in own)
     new.policy = _Seats(seats)
-    new.handle(JobsFound(now, running, tuple(job for job, _, _ in jobs if job.id not in own)))
+    new.handle(JobsRestored(now, running, tuple(job for job, _, _ in jobs if job.id not in own)))
     new.policy = old.policy
     return new

@@ -15,10 +15,10 @@ from virtualflow.cluster.messages import (
     Event,
     JobArrived,
     JobEnded,
-    JobsFound,
-    Progress,
-    Resize,
-    Start,
+    JobsRestored,
+    ProgressReported,
+    ReallocateJob,
+    StartJob,
     WakeAt,
 )
 from virtualflow.cluster.policies.base import Policy
@@ -80,7 +80,7 @@ class Brain:
         try:
             if self.policy.needs_progress:
                 done = {job_id: self._done(self._books[job_id]) for job_id in self.scheduler.jobs}
-                self.scheduler.handle(Progress(event.seconds, done))
+                self.scheduler.handle(ProgressReported(event.seconds, done))
             actions = self.scheduler.handle(event)
         except Exception as error:  # the policy has granted what can't be
             self._failed(error)
@@ -94,7 +94,7 @@ class Brain:
             heapq.heappush(self._wakes, action.seconds)
             return None
         record = self._books[action.job_id]
-        given = action if isinstance(action, Start | Resize) else None
+        given = action if isinstance(action, StartJob | ReallocateJob) else None
         record.devices = list(given.devices) if given is not None else []
         record.beside = given.host if given is not None else None
         return record
@@ -117,7 +117,7 @@ class Brain:
         ids, lost = set(self.scheduler.jobs), set(self.scheduler.placement.lost)
         if isinstance(event, JobArrived):
             ids.add(event.job.id)
-        elif isinstance(event, JobsFound):
+        elif isinstance(event, JobsRestored):
             ids |= {job.id for job in event.waiting} | {job.id for job, _ in event.running}
         elif isinstance(event, JobEnded):
             ids.discard(event.job_id)
@@ -130,7 +130,7 @@ class Brain:
         for record in records:
             job = self.job(record)
             has = [device for device in record.devices if device not in lost][: job.demand]
-            record.devices = has if len(has) >= job.least else []
+            record.devices = has if len(has) >= job.min_devices else []
             if record.beside not in ids:
                 record.beside = None  # the host is gone, and leaves its devices
             jobs.append((job, tuple(record.devices), record.beside))

@@ -1,4 +1,5 @@
 """A cluster in virtual time: the same scheduler as live ones have, driven by a trace.
 
-``engine`` is the loop; ``metrics``, ``charts`` and ``report`` say what came out. Start with ``engine``.
+``engine`` is the loop; ``compare`` and ``metrics`` have the figures of what came out, and ``dashboard`` shows
+them. Start with ``engine``.
 """

@@ -45,18 +45,21 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PolicyResult:
     """One policy: its first run, and its figures over all seeds."""
 
     run: Run
     intervals: Intervals
 
+    @property
+    def half_widths(self) -> dict[str, float]:
+        """Of the 95% intervals; empty with one seed."""
+        return {name: each.half_width for name, each in self.intervals.items() if each.half_width is not None}
+
     def as_json(self) -> dict[str, Any]:
         return {
             **{name: each.mean for name, each in self.intervals.items()},
-            "intervals": {
-                name: each.half_width for name, each in self.intervals.items() if each.half_width is not None
-            },
+            "intervals": self.half_widths,
             "jobs": [
                 {
                     "id": job.job.id,
@@ -72,7 +75,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    policies: Mapping[str, Outcome]
+    policies: Mapping[str, PolicyResult]
 
 
 def compare(
@@ -83,7 +86,7 @@ def compare(
     outcomes = {}
     for name in names:
         runs = [run(each, name, setting, seed, report) for seed, each in enumerate(traces)]
-        outcomes[name] = Outcome(runs[0], metrics.intervals([metrics.of(run) for run in runs]))
+        outcomes[name] = PolicyResult(runs[0], metrics.intervals([metrics.of(run) for run in runs]))
     return Comparison(outcomes)
 
 

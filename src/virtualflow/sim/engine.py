@@ -18,10 +18,10 @@ from virtualflow.cluster.messages import (
     JobArrived,
     JobChanged,
     JobEnded,
-    Progress,
-    Resize,
-    Start,
-    Suspend,
+    ProgressReported,
+    ReallocateJob,
+    StartJob,
+    SuspendJob,
     WakeAt,
     Woken,
 )
@@ -185,7 +185,7 @@ class _Engine:
                 execution.advance(event.seconds)
             done = {name: execution.steps_done for name, execution in self._executions.items() if execution.devices}
             done = {name: steps for name, steps in done.items() if name in self._scheduler.jobs}
-            self._scheduler.handle(Progress(event.seconds, done))
+            self._scheduler.handle(ProgressReported(event.seconds, done))
         for action in self._scheduler.handle(event):
             self._carry_out(event.seconds, action)
         self._refresh_shared(event.seconds)
@@ -196,14 +196,14 @@ class _Engine:
             return
         execution, timeline = self._executions[action.job_id], self._timelines[action.job_id]
         self._close_segment(timeline, execution, seconds)
-        if isinstance(action, Suspend):
+        if isinstance(action, SuspendJob):
             execution.suspend(seconds)
             return
-        if isinstance(action, Start):
+        if isinstance(action, StartJob):
             if timeline.start_seconds is None:
                 timeline.start_seconds = seconds
             execution.start(seconds, action.devices, resumed=action.resumed)
-        elif isinstance(action, Resize):
+        elif isinstance(action, ReallocateJob):
             execution.resize(seconds, action.devices, restart=action.restart)
         execution.guest = action.host is not None
         self._shares = self._shares or execution.guest

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from virtualflow.cluster.throughput.table import Key, Table
+from virtualflow.cluster.throughput.table import Table, WorkloadSize
 from virtualflow.errors import ConfigError
 
 
@@ -27,11 +27,11 @@ def read(path: Path, *, whole_steps_seconds: float | None = None) -> Table:
     return Table(alone, shared, whole_steps_seconds)
 
 
-def _alone(rows: dict[str, dict[str, Any]]) -> dict[Key, float]:
+def _alone(rows: dict[str, dict[str, Any]]) -> dict[WorkloadSize, float]:
     return {_key(text): float(row["null"]) for text, row in rows.items()}
 
 
-def _shared(rows: dict[str, dict[str, Any]]) -> dict[tuple[Key, Key], float]:
+def _shared(rows: dict[str, dict[str, Any]]) -> dict[tuple[WorkloadSize, WorkloadSize], float]:
     return {
         (_key(text), _key(other)): float(speeds[0])
         for text, row in rows.items()
@@ -41,6 +41,6 @@ def _shared(rows: dict[str, dict[str, Any]]) -> dict[tuple[Key, Key], float]:
 
 
 @cache  # the same few dozen, thousands of times
-def _key(text: str) -> Key:
+def _key(text: str) -> WorkloadSize:
     workload, devices = ast.literal_eval(text)
     return str(workload), int(devices)

@@ -9,14 +9,7 @@ from dataclasses import dataclass, fields
 
 from virtualflow.sim.result import Run
 
-# Two-sided 95% quantiles of Student's t, by degrees of freedom; beyond, the normal one is close enough.
-# fmt: off
-STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)
-# fmt: on
-NORMAL = 1.96
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +24,10 @@ class Metrics:
     median_queueing_seconds: float
     utilization: float  # assigned device-seconds, of all
     productive: float  # those in which devices computed, of all
+    restarting: float  # those that starts, restarts and resizes took
+    unused: float  # those of devices that a job had and did not use
+    free: float  # those of devices without a job
+    lost: float  # those of devices that had failed
     resizes: int
     fairness: float  # Jain's index of slowdowns: 1 if every job is slowed down alike
 
@@ -46,8 +43,12 @@ def of(run: Run) -> Metrics:
         makespan_seconds=accounts.end_seconds - accounts.start_seconds,
         average_queueing_seconds=math.fsum(waits) / len(waits),
         median_queueing_seconds=upper_median(waits),
-        utilization=accounts.spent.assigned / accounts.total if accounts.total else 0.0,
-        productive=accounts.spent.productive / accounts.total if accounts.total else 0.0,
+        utilization=accounts.share(accounts.spent.assigned),
+        productive=accounts.share(accounts.spent.productive),
+        restarting=accounts.share(accounts.spent.restarting),
+        unused=accounts.share(accounts.spent.unused),
+        free=accounts.share(accounts.free),
+        lost=accounts.share(accounts.lost),
         resizes=sum(job.resizes for job in run.jobs),
         fairness=jain([job.jct_seconds / job.alone_seconds for job in run.jobs]),
     )
@@ -74,7 +75,9 @@ def interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return Interval(mean, None)
-    quantile = STUDENT[len(values) - 2] if len(values) - 2 < len(STUDENT) else NORMAL
+    from scipy.special import stdtrit  # here, since it takes longer to load than most commands take
+
+    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))  # of Student's t
     return Interval(mean, quantile * statistics.stdev(values) / math.sqrt(len(values)))
 
 

@@ -70,6 +70,10 @@ class Accounts:
     def total(self) -> float:
         return self.devices * (self.end_seconds - self.start_seconds)
 
+    def share(self, device_seconds: float) -> float:
+        """Of all device-seconds."""
+        return device_seconds / self.total if self.total else 0.0
+
     @property
     def idle(self) -> float:
         """Without a job, or with one that has no use for them."""

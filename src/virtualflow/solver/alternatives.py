@@ -11,12 +11,12 @@ from virtualflow.solver.node_shares import Plan, Share
 
 def alternatives(best: Plan, others: Sequence[Plan]) -> list[tuple[Plan, str]]:
     """Other plans with why they lose, the best of them first."""
-    seen, told = {best.shares}, []
+    seen, found = {best.shares}, []
     for plan in sorted(others, key=lambda plan: plan.step_seconds):
         if plan.shares not in seen:
             seen.add(plan.shares)
-            told.append((plan, _why(plan, best)))
-    return told
+            found.append((plan, _why(plan, best)))
+    return found
 
 
 def _why(plan: Plan, best: Plan) -> str:

@@ -11,11 +11,11 @@ SLACK = 1e-9  # what rounding may hide: of a virtual node, of a step
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many devices of a type with so many virtual nodes each."""
+    """*count* devices of one type, each with *virtual_nodes* virtual nodes of *node_size* examples."""
 
     device_type: str
     count: int
-    virtual_nodes: int
+    virtual_nodes: int  # on each device
     node_size: int
 
     @property
@@ -66,7 +66,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DeviceGroup:
     """Devices of one type at one node size."""
 
     pool: Pool
@@ -83,10 +83,12 @@ class Kind:
         return virtual_nodes * self.seconds + self.update
 
 
-def evenly(kind: Kind, count: int, total: int) -> list[Share]:
+def evenly(group: DeviceGroup, count: int, total: int) -> list[Share]:
     """*total* virtual nodes on *count* devices of one type, which differ by one at most."""
     if count == 0:
         return []
     each, more = divmod(total, count)
     parts = [(more, each + 1), (count - more, each)]
-    return [Share(kind.pool.device_type, number, nodes, kind.node_size) for number, nodes in parts if number and nodes]
+    return [
+        Share(group.pool.device_type, number, nodes, group.node_size) for number, nodes in parts if number and nodes
+    ]

@@ -16,7 +16,7 @@ FORMAT, VERSION = "virtualflow plan", 1
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class JobLayout:
     """A plan in the words of a job: its devices, the size of each virtual node, and who runs it."""
 
     devices: tuple[str, ...]
@@ -70,7 +70,7 @@ def read(path: Path) -> tuple[Share, ...]:
         raise ConfigError(f"{path} is not a plan ({error}). Make one with `vf solve ... -o {path}`.") from error
 
 
-def layout(shares: Sequence[Share]) -> Layout:
+def layout(shares: Sequence[Share]) -> JobLayout:
     """Devices by type in the order of the plan; each runs a block of virtual nodes of its size."""
     totals: dict[str, int] = {}
     for share in shares:
@@ -85,4 +85,4 @@ def layout(shares: Sequence[Share]) -> Layout:
                 sizes += [share.node_size] * share.virtual_nodes
                 owners += [device] * share.virtual_nodes
             first += share.count
-    return Layout(devices, tuple(sizes), tuple(owners))
+    return JobLayout(devices, tuple(sizes), tuple(owners))

@@ -45,7 +45,7 @@ def built_in(name: str) -> Workload:
         size = int(row["node_size"])
         points.setdefault(row["device_type"], []).append(Point(size, size / float(row["examples_per_second"])))
     source = "the paper's author's measurements"
-    profiles = {kind: Profile(kind, tuple(found), source=source) for kind, found in points.items()}
+    profiles = {device_type: Profile(device_type, tuple(found), source=source) for device_type, found in points.items()}
     costs = json.loads((folder / "communication.json").read_text())[name]
     return from_json(
         {

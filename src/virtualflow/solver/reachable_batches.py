@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from virtualflow.solver.node_shares import SLACK, Kind, Share, evenly
+from virtualflow.solver.node_shares import SLACK, DeviceGroup, Share, evenly
 
 MOST_WORK = 3e8  # array elements touched while looking for the fewest devices; beyond, few is good enough
 
@@ -18,17 +18,17 @@ MOST_WORK = 3e8  # array elements touched while looking for the fewest devices; 
 class Batches:
     """The batches that so many devices of each pool can process within a limit."""
 
-    def __init__(self, choices: Sequence[Sequence[Kind]], counts: Sequence[int], batch_size: int) -> None:
-        self._choices = [(kinds, count) for kinds, count in zip(choices, counts, strict=True) if kinds and count]
+    def __init__(self, choices: Sequence[Sequence[DeviceGroup]], counts: Sequence[int], batch_size: int) -> None:
+        self._choices = [(groups, count) for groups, count in zip(choices, counts, strict=True) if groups and count]
         # Fast ones last: the way back from the batch begins with them, so that slow ones stay unused if they can.
-        self._choices.sort(key=lambda entry: -min(kind.seconds / kind.node_size for kind in entry[0]))
+        self._choices.sort(key=lambda entry: -min(group.seconds / group.node_size for group in entry[0]))
         self._batch_size = batch_size
 
     def could_meet(self, limit: float) -> bool:
         """Whether the examples would be enough, if any number of them could be had."""
         room = 0
-        for kinds, count in self._choices:
-            room += max(self._nodes(kind, count, limit) * kind.node_size for kind in kinds)
+        for groups, count in self._choices:
+            room += max(self._nodes(group, count, limit) * group.node_size for group in groups)
         return room >= self._batch_size
 
     def meets(self, limit: float) -> bool:
@@ -43,11 +43,11 @@ class Batches:
         low, high = low * (1 - SLACK), (limit if math.isfinite(limit) else self._alone()) * (1 + SLACK)
         times = sorted(
             {
-                kind.time(nodes)
-                for kinds, _ in self._choices
-                for kind in kinds
-                for nodes in range(max(1, kind.fits(low)), kind.fits(high) + 1)
-                if low <= kind.time(nodes) <= high
+                group.time(nodes)
+                for groups, _ in self._choices
+                for group in groups
+                for nodes in range(max(1, group.fits(low)), group.fits(high) + 1)
+                if low <= group.time(nodes) <= high
             }
         )
         first, last = 0, len(times) - 1
@@ -61,74 +61,74 @@ class Batches:
 
     def _alone(self) -> float:
         """Enough for any batch that can be met at all."""
-        return max(kind.time(self._batch_size) for kinds, _ in self._choices for kind in kinds)
+        return max(group.time(self._batch_size) for groups, _ in self._choices for group in groups)
 
-    def _nodes(self, kind: Kind, count: int, limit: float) -> int:
+    def _nodes(self, group: DeviceGroup, count: int, limit: float) -> int:
         if math.isinf(limit):
-            return self._batch_size // kind.node_size
-        return min(count * kind.fits(limit), self._batch_size // kind.node_size)
+            return self._batch_size // group.node_size
+        return min(count * group.fits(limit), self._batch_size // group.node_size)
 
     def _reached(self, limit: float) -> list[int]:
         """After each pool, the batches that can be made, as bits."""
         mask = (1 << (self._batch_size + 1)) - 1
         reached = [1]
-        for kinds, count in self._choices:
+        for groups, count in self._choices:
             bits = reached[-1]
-            for kind in kinds:
-                bits |= _spread(reached[-1], kind.node_size, self._nodes(kind, count, limit)) & mask
+            for group in groups:
+                bits |= _spread(reached[-1], group.node_size, self._nodes(group, count, limit)) & mask
             reached.append(bits)
         return reached
 
     def shares(self, limit: float) -> list[Share]:
         """A plan within *limit* that meets the batch with as few devices as possible."""
         work = sum(
-            self._nodes(kind, count, limit) * self._batch_size for kinds, count in self._choices for kind in kinds
+            self._nodes(group, count, limit) * self._batch_size for groups, count in self._choices for group in groups
         )
         steps = self._fewest(limit) if work <= MOST_WORK else self._any(limit)
         shares = []
-        for kind, nodes in steps:
-            shares += evenly(kind, math.ceil(nodes / kind.fits(limit)), nodes)
+        for group, nodes in steps:
+            shares += evenly(group, math.ceil(nodes / group.fits(limit)), nodes)
         return shares
 
-    def _any(self, limit: float) -> list[tuple[Kind, int]]:
+    def _any(self, limit: float) -> list[tuple[DeviceGroup, int]]:
         reached, left, steps = self._reached(limit), self._batch_size, []
         for place in range(len(self._choices) - 1, -1, -1):
-            kinds, count = self._choices[place]
+            groups, count = self._choices[place]
             options = (
-                (nodes * kind.node_size, kind, nodes)
-                for kind in kinds
-                for nodes in range(min(self._nodes(kind, count, limit), left // kind.node_size), -1, -1)
-                if reached[place] >> (left - nodes * kind.node_size) & 1
+                (nodes * group.node_size, group, nodes)
+                for group in groups
+                for nodes in range(min(self._nodes(group, count, limit), left // group.node_size), -1, -1)
+                if reached[place] >> (left - nodes * group.node_size) & 1
             )
-            examples, kind, nodes = max(options, key=lambda option: option[0])
+            examples, group, nodes = max(options, key=lambda option: option[0])
             left -= examples
             if nodes:
-                steps.append((kind, nodes))
+                steps.append((group, nodes))
         return steps
 
-    def _fewest(self, limit: float) -> list[tuple[Kind, int]]:
+    def _fewest(self, limit: float) -> list[tuple[DeviceGroup, int]]:
         """By how many devices each batch takes at least, pool after pool."""
         never = np.iinfo(np.int64).max // 2
         costs = np.full(self._batch_size + 1, never, dtype=np.int64)
         costs[0] = 0
         history = []
-        for kinds, count in self._choices:
+        for groups, count in self._choices:
             new, choice = costs.copy(), np.full((self._batch_size + 1, 2), -1, dtype=np.int64)
-            for number, kind in enumerate(kinds):
-                for nodes in range(1, self._nodes(kind, count, limit) + 1):
-                    shift = nodes * kind.node_size
-                    taken = costs[: self._batch_size + 1 - shift] + math.ceil(nodes / kind.fits(limit))
+            for number, group in enumerate(groups):
+                for nodes in range(1, self._nodes(group, count, limit) + 1):
+                    shift = nodes * group.node_size
+                    taken = costs[: self._batch_size + 1 - shift] + math.ceil(nodes / group.fits(limit))
                     better = np.nonzero(taken < new[shift:])[0] + shift
                     new[better] = taken[better - shift]
                     choice[better] = (number, nodes)
             costs = new
-            history.append((kinds, choice))
+            history.append((groups, choice))
         steps, left = [], self._batch_size
-        for kinds, choice in reversed(history):
+        for groups, choice in reversed(history):
             number, nodes = (int(each) for each in choice[left])
             if number >= 0:
-                steps.append((kinds[number], nodes))
-                left -= nodes * kinds[number].node_size
+                steps.append((groups[number], nodes))
+                left -= nodes * groups[number].node_size
         return steps
 
 
@@ -142,8 +142,8 @@ def _spread(bits: int, step: int, times: int) -> int:
     return bits
 
 
-def unreachable(choices: Sequence[Sequence[Kind]], batch_size: int) -> str:
-    sizes = sorted({kind.node_size for kinds in choices for kind in kinds})
+def unreachable(choices: Sequence[Sequence[DeviceGroup]], batch_size: int) -> str:
+    sizes = sorted({group.node_size for groups in choices for group in groups})
     if not sizes:
         return f"a batch of {batch_size} is smaller than every node size that was profiled"
     bits = 1

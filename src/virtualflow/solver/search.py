@@ -22,7 +22,7 @@ from functools import partial
 from virtualflow.core.devices import Pool
 from virtualflow.core.profile import Communication, Profile, Workload
 from virtualflow.errors import SolverError
-from virtualflow.solver.node_shares import SLACK, Kind, Plan, Share, evenly
+from virtualflow.solver.node_shares import SLACK, DeviceGroup, Plan, Share, evenly
 from virtualflow.solver.reachable_batches import Batches, unreachable
 
 MOST_LAYOUTS = 4096  # of machines by type; beyond, a type takes part with all its machines or none
@@ -55,7 +55,7 @@ def predict(workload: Workload, pools: Sequence[Pool], shares: Sequence[Share]) 
 
 
 def cheapest(communication: Communication, places: Sequence[tuple[Pool, int]]) -> float:
-    """The least that communication costs with so many devices of each pool: on few machines, or few on each."""
+    """The lowest cost of communication with the devices of *places*: on few machines, or few on each."""
     largest = max(min(pool.machines[0], count) for pool, count in places)
     costs = []
     for most in range(1, largest + 1):
@@ -67,19 +67,19 @@ def cheapest(communication: Communication, places: Sequence[tuple[Pool, int]]) -
 
 def solve_fixed(workload: Workload, pools: Sequence[Pool], node_size: int, virtual_nodes: int) -> Plan:
     """The best mapping of a job that exists: so many virtual nodes of one size."""
-    kinds = [kind for pool in pools if (kind := _kind(workload, pool, node_size)) is not None]
-    if not kinds:
+    groups = [group for pool in pools if (group := _group(workload, pool, node_size)) is not None]
+    if not groups:
         raise SolverError(_too_large(workload, pools, node_size))
     ties = Ties()
-    for most, machines, cost in _levels(workload.communication, [kind.pool for kind in kinds]):
-        if math.isfinite(ties.best) and _room(kinds, ties.best - cost, machines, most) < virtual_nodes:
+    for most, machines, cost in _levels(workload.communication, [group.pool for group in groups]):
+        if math.isfinite(ties.best) and _room(groups, ties.best - cost, machines, most) < virtual_nodes:
             continue
         limit = min(
-            kind.time(nodes)
-            for kind in kinds
-            if (nodes := _fewest_nodes(kinds, kind, virtual_nodes, machines, most)) is not None
+            group.time(nodes)
+            for group in groups
+            if (nodes := _fewest_nodes(groups, group, virtual_nodes, machines, most)) is not None
         )
-        ties.add(limit + cost, partial(_filled, kinds, virtual_nodes, limit, machines, most))
+        ties.add(limit + cost, partial(_filled, groups, virtual_nodes, limit, machines, most))
     return ties.fewest_devices(workload, pools)
 
 
@@ -114,18 +114,18 @@ class Ties:
         return min(plans, key=lambda plan: plan.devices)
 
 
-def _kind(workload: Workload, pool: Pool, node_size: int) -> Kind | None:
+def _group(workload: Workload, pool: Pool, node_size: int) -> DeviceGroup | None:
     profile = workload.profile(pool.device_type)
     if not profile.may_hold(node_size):
         return None
     alike = tuple((size, len(list(group))) for size, group in itertools.groupby(pool.machines))
-    return Kind(pool, node_size, profile.seconds(node_size), profile.update_seconds, alike)
+    return DeviceGroup(pool, node_size, profile.seconds(node_size), profile.update_seconds, alike)
 
 
-def _choices(workload: Workload, pool: Pool, batch_size: int) -> list[Kind]:
+def _choices(workload: Workload, pool: Pool, batch_size: int) -> list[DeviceGroup]:
     profile: Profile = workload.profile(pool.device_type)
     sizes = [point.node_size for point in profile.points if point.node_size <= batch_size]
-    return [Kind(pool, size, profile.seconds(size), profile.update_seconds) for size in sizes]
+    return [DeviceGroup(pool, size, profile.seconds(size), profile.update_seconds) for size in sizes]
 
 
 def _machines_for(pool: Pool, count: int, most: int) -> int | None:
@@ -157,12 +157,12 @@ def _steps(largest: int, cost: Callable[[int], float]) -> list[int]:
     return sorted(steps, key=lambda n: -(n & -n))
 
 
-def _room(kinds: Sequence[Kind], limit: float, machines: int, most: int) -> int:
+def _room(groups: Sequence[DeviceGroup], limit: float, machines: int, most: int) -> int:
     """How many virtual nodes the best *machines* machines finish within *limit*, with *most* devices on each."""
     sums = []
-    for kind in kinds:
-        nodes = kind.fits(limit)
-        sums += [(nodes * min(size, most), count) for size, count in kind.alike]
+    for group in groups:
+        nodes = group.fits(limit)
+        sums += [(nodes * min(size, most), count) for size, count in group.alike]
     sums.sort(reverse=True)
     room, left = 0, machines
     for value, count in sums:
@@ -172,56 +172,58 @@ def _room(kinds: Sequence[Kind], limit: float, machines: int, most: int) -> int:
     return room
 
 
-def _fewest_nodes(kinds: Sequence[Kind], kind: Kind, wanted: int, machines: int, most: int) -> int | None:
-    """The fewest virtual nodes on a device of *kind* whose time, as a limit, makes room for all."""
+def _fewest_nodes(
+    groups: Sequence[DeviceGroup], group: DeviceGroup, wanted: int, machines: int, most: int
+) -> int | None:
+    """The fewest virtual nodes on a device of *group* whose time, as a limit, makes room for all."""
     low, high = 0, wanted
-    if _room(kinds, kind.time(high), machines, most) < wanted:
+    if _room(groups, group.time(high), machines, most) < wanted:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        if _room(kinds, kind.time(middle), machines, most) >= wanted:
+        if _room(groups, group.time(middle), machines, most) >= wanted:
             high = middle
         else:
             low = middle
     return high
 
 
-def _filled(kinds: Sequence[Kind], virtual_nodes: int, limit: float, machines: int, most: int) -> list[Share]:
+def _filled(groups: Sequence[DeviceGroup], virtual_nodes: int, limit: float, machines: int, most: int) -> list[Share]:
     """All virtual nodes on as few devices as finish them within *limit*."""
-    usable = [kind for kind in kinds if kind.fits(limit) > 0]
-    usable.sort(key=lambda kind: -kind.fits(limit))
+    usable = [group for group in groups if group.fits(limit) > 0]
+    usable.sort(key=lambda group: -group.fits(limit))
     best: dict[int, int] | None = None
     for used in _selections(usable, limit, machines):
         counts, left = {}, virtual_nodes
-        for place, kind in enumerate(usable):
-            there = sum(min(size, most) for size in kind.pool.machines[: used[place]])
-            counts[place] = max(0, min(there, math.ceil(left / kind.fits(limit))))
-            left -= counts[place] * kind.fits(limit)
+        for place, group in enumerate(usable):
+            there = sum(min(size, most) for size in group.pool.machines[: used[place]])
+            counts[place] = max(0, min(there, math.ceil(left / group.fits(limit))))
+            left -= counts[place] * group.fits(limit)
         if left <= 0 and (best is None or sum(counts.values()) < sum(best.values())):
             best = counts
     assert best is not None
-    surplus = sum(best[place] * kind.fits(limit) for place, kind in enumerate(usable)) - virtual_nodes
+    surplus = sum(best[place] * group.fits(limit) for place, group in enumerate(usable)) - virtual_nodes
     shares = []
-    for place, kind in reversed(list(enumerate(usable))):
-        total = best[place] * kind.fits(limit)
+    for place, group in reversed(list(enumerate(usable))):
+        total = best[place] * group.fits(limit)
         given_back = min(surplus, max(0, total - best[place]))
         surplus -= given_back
-        shares += evenly(kind, best[place], total - given_back)
+        shares += evenly(group, best[place], total - given_back)
     return list(reversed(shares))
 
 
-def _selections(kinds: Sequence[Kind], limit: float, machines: int) -> Iterator[tuple[int, ...]]:
-    """How many machines of each kind to draw from: all choices if they are few, else those with the most room."""
-    if math.prod(len(kind.pool.machines) + 1 for kind in kinds) <= MOST_LAYOUTS:
-        ranges = [range(min(len(kind.pool.machines), machines) + 1) for kind in kinds]
+def _selections(groups: Sequence[DeviceGroup], limit: float, machines: int) -> Iterator[tuple[int, ...]]:
+    """How many machines of each group to draw from: all choices if they are few, else those with the most room."""
+    if math.prod(len(group.pool.machines) + 1 for group in groups) <= MOST_LAYOUTS:
+        ranges = [range(min(len(group.pool.machines), machines) + 1) for group in groups]
         yield from (used for used in itertools.product(*ranges) if sum(used) <= machines)
         return
     order = sorted(
-        ((kind.fits(limit) * size, place) for place, kind in enumerate(kinds) for size in kind.pool.machines),
+        ((group.fits(limit) * size, place) for place, group in enumerate(groups) for size in group.pool.machines),
         reverse=True,
     )
     places = [place for _, place in order[:machines]]
-    yield tuple(places.count(place) for place in range(len(kinds)))
+    yield tuple(places.count(place) for place in range(len(groups)))
 
 
 def _layouts(communication: Communication, pools: Sequence[Pool]) -> Iterator[tuple[tuple[int, ...], float]]:

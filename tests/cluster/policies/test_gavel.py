@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from virtualflow.cluster.job import Job
-from virtualflow.cluster.messages import JobArrived, Resize, Start, Woken
+from virtualflow.cluster.messages import JobArrived, ReallocateJob, StartJob, Woken
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.policies.gavel import Gavel
@@ -174,8 +174,8 @@ def test_the_gate_opens_at_the_time_that_was_asked_for() -> None:
 def test_actions_name_the_types() -> None:
     brain = Scheduler(parse_pools("V100:1,K80:1"), registry.make("las"), TABLE)
     brain.handle(JobArrived(0.0, Job("a", 0.0, 1, 1e6, "a")))
-    assert brain.handle(Woken(0.0))[0] == Start("a", ("V100:0",))
+    assert brain.handle(Woken(0.0))[0] == StartJob("a", ("V100:0",))
     brain.handle(JobArrived(10.0, Job("b", 10.0, 1, 1e6, "b")))
     actions = brain.handle(Woken(360.0))
-    assert Start("b", ("K80:0",)) in actions
-    assert not any(isinstance(action, Resize) for action in actions)
+    assert StartJob("b", ("K80:0",)) in actions
+    assert not any(isinstance(action, ReallocateJob) for action in actions)

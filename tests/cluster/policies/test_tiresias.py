@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from virtualflow.cluster.job import Job
+from virtualflow.cluster.messages import JobsRestored, StartJob, SuspendJob, WakeAt
 from virtualflow.cluster.policies.tiresias import Tiresias
+from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
 from virtualflow.sim import costs, metrics
@@ -35,3 +37,19 @@ def test_in_a_queue_the_first_to_come_goes_first_and_small_ones_fill_up() -> Non
     jobs = [Job("a", 0.0, 1, 100.0), Job("b", 1.0, 2, 100.0), Job("c", 2.0, 1, 50.0)]
     found = run(jobs, Tiresias())
     assert {each.job.id: each.start_seconds for each in found.jobs} == {"a": 0.0, "c": 2.0, "b": 100.0}
+
+
+def test_service_attained_under_an_earlier_scheduler_counts() -> None:
+    """One job has had 4,000 device-seconds, which is beyond the first queue's threshold: the new one goes first."""
+    brain = Scheduler(parse_pools("V100:1"), Tiresias(), Profiled())
+    old, new = Job("old", 0.0, 1, 1e6), Job("new", 1.0, 1, 1e6)
+    actions = brain.handle(JobsRestored(10.0, ((old, ("V100:0",)),), (new,), attained={"old": 4000.0}))
+    assert actions == [SuspendJob("old"), StartJob("new", ("V100:0",)), WakeAt(10.0 + 3200.0)]
+    assert brain.jobs["old"].attained(10.0) == 4000.0
+
+
+def test_without_service_from_before_the_older_job_keeps_its_device() -> None:
+    brain = Scheduler(parse_pools("V100:1"), Tiresias(), Profiled())
+    old, new = Job("old", 0.0, 1, 1e6), Job("new", 1.0, 1, 1e6)
+    assert brain.handle(JobsRestored(10.0, ((old, ("V100:0",)),), (new,))) == [WakeAt(10.0 + 3200.0)]
+    assert brain.jobs["old"].attained(12.0) == 2.0

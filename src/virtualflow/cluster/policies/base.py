@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from virtualflow.cluster.job import Job, JobState
+from virtualflow.cluster.job import Job, ScheduledJob
 from virtualflow.cluster.snapshot import Snapshot
 
 ANY = "*"  # a device type for policies that only count
@@ -72,12 +72,12 @@ class Policy(ABC):
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
         self.options = options
 
-    def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
+    def order(self, state: ScheduledJob, snapshot: Snapshot) -> tuple[Any, ...]:
         """The place of a waiting job in the queue: the smallest is first."""
         return (state.job.arrival_seconds,)
 
     def forget(self, before: Job) -> None:  # noqa: B027, few policies keep anything
-        """What was known of a job is out of date: its priority, demand, least or length has changed from that."""
+        """A job's priority, demand, minimum or length is no longer that of *before*: drop what was derived from it."""
 
     @abstractmethod
     def allocate(self, snapshot: Snapshot) -> Decision: ...

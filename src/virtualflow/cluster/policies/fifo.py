@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import ScheduledJob
 from virtualflow.cluster.policies.priority import Priority
 from virtualflow.cluster.snapshot import Snapshot
 
@@ -14,5 +14,5 @@ class Fifo(Priority):
 
     name = "fifo"
 
-    def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
+    def order(self, state: ScheduledJob, snapshot: Snapshot) -> tuple[Any, ...]:
         return (state.job.arrival_seconds,)

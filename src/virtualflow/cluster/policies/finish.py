@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from virtualflow.cluster.linear_programs import Floats, fewest_seconds, least_ratio
+from virtualflow.cluster.linear_programs import Floats, min_makespan, min_max_ratio
 from virtualflow.cluster.policies.gavel import Entry, Gavel
 from virtualflow.cluster.snapshot import Snapshot
 
@@ -26,7 +26,7 @@ class Makespan(_Finish):
     name = "makespan"
 
     def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
-        return fewest_seconds(self.program(entries, snapshot), self.work(entries)).shares
+        return min_makespan(self.program(entries, snapshot), self.work(entries)).shares
 
 
 class FinishTimeFairness(_Finish):
@@ -38,7 +38,7 @@ class FinishTimeFairness(_Finish):
         program, work = self.program(entries, snapshot), self.work(entries)
         elapsed = np.array([max(0.0, snapshot.now - entry.state.job.arrival_seconds) for entry in entries])
         isolated = np.array([isolated_speed(entry, len(entries), snapshot) for entry in entries])
-        return least_ratio(program, elapsed, work, elapsed + work / isolated).shares
+        return min_max_ratio(program, elapsed, work, elapsed + work / isolated).shares
 
 
 def isolated_speed(entry: Entry, jobs: int, snapshot: Snapshot) -> float:

@@ -24,14 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import ScheduledJob
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
 from virtualflow.cluster.snapshot import Snapshot
 
 TURN_SECONDS = 60.0
 BY_TURNS = 1.0  # what two jobs do in all if they take turns on a device
 UNTRIED = BY_TURNS + 1e-9  # worth a try, after all that is known to be better
-Seen = tuple[str, frozenset[str]]  # a device type and the workloads that shared a device of it
+SharedWorkloads = tuple[str, frozenset[str]]  # a device type and the workloads that shared a device of it
 
 
 class Gandiva(Policy):
@@ -45,7 +45,7 @@ class Gandiva(Policy):
         super().__init__(options)
         self._ring: dict[str, None] = {}  # jobs, the next to have a turn first
         self._guests: dict[str, str] = {}  # host -> the job packed with it
-        self._seen: dict[Seen, float] = {}  # what two did together, in all
+        self._seen: dict[SharedWorkloads, float] = {}  # what two did together, in all
         self._trials: set[str] = set()  # guests of which that is not known yet
         self._began = 0.0  # the turn
         self._steps: dict[str, float] = {}  # of running jobs, when they got their devices
@@ -70,7 +70,7 @@ class Gandiva(Policy):
             self._steps[name] = states[name].steps_done
         return Decision(grants, self._wake(runs))
 
-    def _meet(self, states: dict[str, JobState]) -> None:
+    def _meet(self, states: dict[str, ScheduledJob]) -> None:
         """Forget jobs that ended; new ones come after those that wait and before those that run."""
         names = [name for name in (*self._ring, *states) if name in states]
         self._ring = dict.fromkeys(sorted(names, key=lambda name: bool(states[name].devices)))
@@ -82,7 +82,7 @@ class Gandiva(Policy):
         self._trials &= set(self._guests.values())
         self._steps = {name: steps for name, steps in self._steps.items() if name in states}
 
-    def _next_turn(self, states: dict[str, JobState], snapshot: Snapshot) -> dict[str, dict[str, int]]:
+    def _next_turn(self, states: dict[str, ScheduledJob], snapshot: Snapshot) -> dict[str, dict[str, int]]:
         """Whoever is next in the ring runs; of those who do not, some are packed with those who do."""
         self._judge(states, snapshot)
         self._began = snapshot.now
@@ -95,7 +95,7 @@ class Gandiva(Policy):
         return runs
 
     def _move_out(
-        self, runs: dict[str, dict[str, int]], states: dict[str, JobState], free: dict[str, int], snapshot: Snapshot
+        self, runs: dict[str, dict[str, int]], states: dict[str, ScheduledJob], free: dict[str, int], snapshot: Snapshot
     ) -> None:
         """Packed jobs get devices of their own, as far as some are free."""
         for host, guest in list(self._guests.items()):
@@ -103,15 +103,15 @@ class Gandiva(Policy):
                 del self._guests[host]
 
     def _complete(
-        self, runs: dict[str, dict[str, int]], states: dict[str, JobState], free: dict[str, int], snapshot: Snapshot
+        self, runs: dict[str, dict[str, int]], states: dict[str, ScheduledJob], free: dict[str, int], snapshot: Snapshot
     ) -> None:
         """Who has lost devices, or asks for more than before, gets its full demand, if all that it lacks is free."""
         for name, counts in runs.items():
-            for kind, count in counts.items() if len(counts) == 1 else ():
-                more = min(states[name].job.demand, snapshot.capacity[kind]) - count
-                if 0 < more <= free[kind]:
-                    free[kind] -= more
-                    runs[name] = {kind: count + more}
+            for device_type, count in counts.items() if len(counts) == 1 else ():
+                more = min(states[name].job.demand, snapshot.capacity[device_type]) - count
+                if 0 < more <= free[device_type]:
+                    free[device_type] -= more
+                    runs[name] = {device_type: count + more}
 
     def _units(self) -> Iterator[str]:
         """Who takes turns: jobs alone, and for two that are packed, the host."""
@@ -122,7 +122,7 @@ class Gandiva(Policy):
         for name in names:
             self._ring[name] = self._ring.pop(name)
 
-    def _is_idle(self, state: JobState) -> bool:
+    def _is_idle(self, state: ScheduledJob) -> bool:
         """Whether it has devices and has not come to a step on them yet."""
         return bool(state.devices) and not state.host and state.steps_done <= self._steps.get(state.id, -1.0)
 
@@ -130,7 +130,7 @@ class Gandiva(Policy):
         self,
         names: list[str],
         runs: dict[str, dict[str, int]],
-        states: dict[str, JobState],
+        states: dict[str, ScheduledJob],
         free: dict[str, int],
         snapshot: Snapshot,
     ) -> list[str]:
@@ -138,35 +138,37 @@ class Gandiva(Policy):
         started = []
         for name in names:
             state = states[name]
-            for kind in sorted(free, key=lambda kind: kind not in state.counts):
-                demand = min(state.job.demand, snapshot.capacity[kind])
-                if state.job.least <= demand <= free[kind] and snapshot.throughput.usable(state.job, kind):
-                    free[kind] -= demand
-                    runs[name] = {kind: demand}
+            for device_type in sorted(free, key=lambda device_type: device_type not in state.counts):
+                demand = min(state.job.demand, snapshot.capacity[device_type])
+                if state.job.min_devices <= demand <= free[device_type] and snapshot.throughput.usable(
+                    state.job, device_type
+                ):
+                    free[device_type] -= demand
+                    runs[name] = {device_type: demand}
                     started.append(name)
                     break
         return started
 
-    def _judge(self, states: dict[str, JobState], snapshot: Snapshot) -> None:
+    def _judge(self, states: dict[str, ScheduledJob], snapshot: Snapshot) -> None:
         """Look at what the pairs that ran together did, and undo those that do no more than by turns."""
         self._trials.clear()
         for host, guest in list(self._guests.items()):
             if states[guest].host == host:
-                (kind,) = states[host].counts
-                together = _together(states[host], states[guest], kind, snapshot)
-                self._seen[_key(states[host], states[guest], kind)] = sum(together)
+                (device_type,) = states[host].counts
+                together = _together(states[host], states[guest], device_type, snapshot)
+                self._seen[_key(states[host], states[guest], device_type)] = sum(together)
                 if sum(together) <= BY_TURNS:
                     del self._guests[host]
 
-    def _pack(self, runs: dict[str, dict[str, int]], states: dict[str, JobState], snapshot: Snapshot) -> None:
+    def _pack(self, runs: dict[str, dict[str, int]], states: dict[str, ScheduledJob], snapshot: Snapshot) -> None:
         """Put jobs that would wait beside jobs that run."""
         hosts = [name for name in runs if name not in self._guests and _packable(states[name])]
         for name in [name for name in self._units() if name not in runs and name not in self._guests]:
             best, most = None, BY_TURNS
             for host in hosts if _packable(states[name]) else ():
-                (kind,) = runs[host]
-                worth = self._seen.get(_key(states[host], states[name], kind), UNTRIED)
-                if worth > most and _fit(states[host], states[name], kind, snapshot):
+                (device_type,) = runs[host]
+                worth = self._seen.get(_key(states[host], states[name], device_type), UNTRIED)
+                if worth > most and _fit(states[host], states[name], device_type, snapshot):
                     best, most = host, worth
             if best is not None:
                 self._guests[best] = name
@@ -174,7 +176,7 @@ class Gandiva(Policy):
                 if most == UNTRIED:
                     self._trials.add(name)
 
-    def _grants(self, runs: dict[str, dict[str, int]], states: dict[str, JobState]) -> dict[str, Grant]:
+    def _grants(self, runs: dict[str, dict[str, int]], states: dict[str, ScheduledJob]) -> dict[str, Grant]:
         """What changes: hosts come before their guests."""
         guests = {guest: host for host, guest in self._guests.items() if host in runs}
         grants = {
@@ -198,21 +200,21 @@ class Gandiva(Policy):
         return due
 
 
-def _packable(state: JobState) -> bool:
+def _packable(state: ScheduledJob) -> bool:
     """A job of one device that has run alone before."""
     return state.job.demand == 1 and state.steps_done > 0
 
 
-def _together(host: JobState, guest: JobState, kind: str, snapshot: Snapshot) -> tuple[float, float]:
+def _together(host: ScheduledJob, guest: ScheduledJob, device_type: str, snapshot: Snapshot) -> tuple[float, float]:
     """What is left of the speeds of two jobs on one device; 0 where they do not fit into its memory."""
     slowdown = snapshot.throughput.slowdown
-    return slowdown(host.job, [guest.job], kind), slowdown(guest.job, [host.job], kind)
+    return slowdown(host.job, [guest.job], device_type), slowdown(guest.job, [host.job], device_type)
 
 
-def _fit(host: JobState, guest: JobState, kind: str, snapshot: Snapshot) -> bool:
+def _fit(host: ScheduledJob, guest: ScheduledJob, device_type: str, snapshot: Snapshot) -> bool:
     """Whether both can run on a device, with its memory shared."""
-    return snapshot.throughput.usable(guest.job, kind) and min(_together(host, guest, kind, snapshot)) > 0
+    return snapshot.throughput.usable(guest.job, device_type) and min(_together(host, guest, device_type, snapshot)) > 0
 
 
-def _key(one: JobState, other: JobState, kind: str) -> Seen:
-    return kind, frozenset((one.job.workload, other.job.workload))
+def _key(one: ScheduledJob, other: ScheduledJob, device_type: str) -> SharedWorkloads:
+    return device_type, frozenset((one.job.workload, other.job.workload))

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from virtualflow.cluster.job import Job, JobState
-from virtualflow.cluster.linear_programs import Floats, Program
+from virtualflow.cluster.job import Job, ScheduledJob
+from virtualflow.cluster.linear_programs import Floats, LinearProgram
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput.table import GAVEL, GAVEL_ROUND_SECONDS
@@ -30,11 +30,11 @@ FILLED_FIRST = ("v100", "p100", "k80")  # in Gavel's simulator
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A way to run a job: on so many devices of each type, at that speed."""
+    """A way to run a job: *counts* devices by type, and the speed on them."""
 
     counts: Mapping[str, int]
     steps_per_second: float
-    worth: float  # in the program: its speed times its devices, since a job that has many must not be paid for that
+    worth: float  # in the program: speed times devices, so that a job is not rewarded for a large demand
 
     @classmethod
     def of(cls, device_type: str, count: int, steps_per_second: float) -> Column:
@@ -49,7 +49,7 @@ class Column:
 class Entry:
     """What the policy knows of a job. Lists go by column."""
 
-    state: JobState
+    state: ScheduledJob
     columns: Sequence[Column]
     values: Floats  # in the program
     usage: Floats  # devices by type, in the cluster's order
@@ -105,7 +105,7 @@ class Gavel(Policy):
     def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
         """The share of time of each column, job after job."""
 
-    def columns(self, state: JobState, snapshot: Snapshot) -> list[Column]:
+    def columns(self, state: ScheduledJob, snapshot: Snapshot) -> list[Column]:
         """The ways to run a job: on each type alone, with its demand, or all there are."""
         found = []
         for device_type in self._order:
@@ -118,9 +118,9 @@ class Gavel(Policy):
         """What each of a job's columns is worth to it in the program: speeds, unless the subclass knows better."""
         return [column.steps_per_second for column in columns]
 
-    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> Program:
+    def program(self, entries: Sequence[Entry], snapshot: Snapshot) -> LinearProgram:
         """The program of some jobs' columns."""
-        return Program(
+        return LinearProgram(
             jobs=len(entries),
             job=np.repeat(np.arange(len(entries)), [len(entry.columns) for entry in entries]),
             value=np.concatenate([entry.values for entry in entries]),
@@ -198,11 +198,11 @@ class Gavel(Policy):
                         entry.take_over(before)
             self._stale.clear()
 
-    def _entry(self, state: JobState, snapshot: Snapshot) -> Entry:
+    def _entry(self, state: ScheduledJob, snapshot: Snapshot) -> Entry:
         columns = self.columns(state, snapshot)
         values = np.array(self.values(state.job, columns, snapshot))
         for place, column in enumerate(columns):
-            if column.devices < state.job.least:  # it would rather wait
+            if column.devices < state.job.min_devices:  # it would rather wait
                 columns[place], values[place] = replace(column, steps_per_second=0.0, worth=0.0), 0.0
         usage = np.array([[float(column.counts.get(name, 0)) for name in self._capacity] for column in columns])
         return Entry(state, columns, values, usage)

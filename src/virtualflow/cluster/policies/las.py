@@ -1,4 +1,4 @@
-"""Gavel's least attained service: the largest least share, in speeds that can be compared."""
+"""Gavel's least attained service: max-min shares, in speeds that can be compared."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LasAgnostic(Las):
 
 
 class WaterFilling(Las):
-    """As `Las`, and then the same again for those who can have more than the least."""
+    """As `Las`, and then the same again for the jobs that can have more than the smallest share."""
 
     name = "water-filling"
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-from virtualflow.cluster.job import Job, JobState
+from virtualflow.cluster.job import Job, ScheduledJob
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.policies.gavel import Column
 from virtualflow.cluster.policies.las import Las
 from virtualflow.cluster.snapshot import Snapshot
 
 WORTH_IT = 1.01  # a smaller gain in speed is not worth a device of another type
-LEAST_SHARE = 1e-6  # of time; less is rounding of the program's
+MIN_SHARE = 1e-6  # of time; less is rounding of the program's
 
 
 class LasMixed(Las):
@@ -54,20 +54,21 @@ class LasMixed(Las):
             job = self._entries[name].state.job
             before = self._more.get(name) or self._entries[name].columns[place]
             offer = {
-                kind: count
-                for kind in self._order
-                if (count := before.counts.get(kind, 0) + left[kind]) and snapshot.throughput.usable(job, kind)
+                device_type: count
+                for device_type in self._order
+                if (count := before.counts.get(device_type, 0) + left[device_type])
+                and snapshot.throughput.usable(job, device_type)
             }
             if offer == before.counts:
                 continue
             after = _on(job, offer, snapshot)
-            if after.devices >= job.least and after.steps_per_second > most * before.steps_per_second:
+            if after.devices >= job.min_devices and after.steps_per_second > most * before.steps_per_second:
                 best, most = (name, before, after), after.steps_per_second / before.steps_per_second
         if best is None:
             return False
         name, before, after = best
-        for kind in self._order:
-            left[kind] += before.counts.get(kind, 0) - after.counts.get(kind, 0)
+        for device_type in self._order:
+            left[device_type] += before.counts.get(device_type, 0) - after.counts.get(device_type, 0)
         self._more[name] = after
         return True
 
@@ -77,7 +78,7 @@ class LasMixedColumns(LasMixed):
 
     name = "las-mixed-columns"
 
-    def columns(self, state: JobState, snapshot: Snapshot) -> list[Column]:
+    def columns(self, state: ScheduledJob, snapshot: Snapshot) -> list[Column]:
         alone = super().columns(state, snapshot)
         usable = [column for column in alone if column.steps_per_second]
         mixed = []
@@ -97,7 +98,7 @@ class LasMixedColumns(LasMixed):
             (entry.shares[place] / entry.seconds[place], entry.deficits[place], -number, -place)
             for number, entry in enumerate(entries)
             for place in range(len(entry.columns))
-            if entry.shares[place] > LEAST_SHARE
+            if entry.shares[place] > MIN_SHARE
         ]
         for *_, number, place in sorted(rows, reverse=True):
             entry = entries[-number]
@@ -116,7 +117,7 @@ def _on(job: Job, offer: Mapping[str, int], snapshot: Snapshot) -> Column:
     """
     speed = snapshot.speed(job, offer)
     counts = dict(speed.used) or _at_most(job.demand, offer)
-    parts = [(count, snapshot.steps_per_second(job, kind, count)) for kind, count in counts.items()]
+    parts = [(count, snapshot.steps_per_second(job, device_type, count)) for device_type, count in counts.items()]
     total = sum(part for _, part in parts)
     mean = sum(count * part for count, part in parts) / total if total else 0.0
     return Column(counts, speed.steps_per_second, mean * speed.steps_per_second)
@@ -125,7 +126,7 @@ def _on(job: Job, offer: Mapping[str, int], snapshot: Snapshot) -> Column:
 def _at_most(demand: int, offer: Mapping[str, int]) -> dict[str, int]:
     """What a job takes of an offer if nobody knows better: no more than it asked for."""
     taken: dict[str, int] = {}
-    for kind, count in offer.items():
+    for device_type, count in offer.items():
         if part := min(count, demand - sum(taken.values())):
-            taken[kind] = part
+            taken[device_type] = part
     return taken

@@ -22,7 +22,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import ScheduledJob
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Policy
 from virtualflow.cluster.snapshot import Snapshot
 
@@ -42,7 +42,7 @@ class Optimus(Policy):
         changed = []
         for device_type, states in self._by_type(snapshot).items():
             times = [_times(state, device_type, snapshot) for state in states]
-            counts = shared_out(times, snapshot.capacity[device_type], [state.job.least for state in states])
+            counts = shared_out(times, snapshot.capacity[device_type], [state.job.min_devices for state in states])
             for state, count in zip(states, counts, strict=True):
                 grants.pop(state.id, None)
                 if state.counts != {device_type: count}:
@@ -50,24 +50,26 @@ class Optimus(Policy):
         changed.sort(key=lambda each: -sum(each[1].counts.values()))
         return Decision(grants | dict(changed))
 
-    def _by_type(self, snapshot: Snapshot) -> dict[str, list[JobState]]:
+    def _by_type(self, snapshot: Snapshot) -> dict[str, list[ScheduledJob]]:
         """Who runs, and on which type: first come, first served, one device each, or as many as it needs at least."""
         free = dict(snapshot.capacity)
-        found: dict[str, list[JobState]] = {name: [] for name in free}
+        found: dict[str, list[ScheduledJob]] = {name: [] for name in free}
         for state in sorted(snapshot.jobs(), key=lambda state: (state.job.arrival_seconds, state.id)):
             speeds = {
-                name: snapshot.steps_per_second(state.job, name, 1) for name in free if free[name] >= state.job.least
+                name: snapshot.steps_per_second(state.job, name, 1)
+                for name in free
+                if free[name] >= state.job.min_devices
             }
             if any(speeds.values()):
                 best = max(speeds, key=lambda name: speeds[name])
                 found[best].append(state)
-                free[best] -= state.job.least
+                free[best] -= state.job.min_devices
         return found
 
 
-def shared_out(times: Sequence[Sequence[float]], devices: int, least: Sequence[int] | None = None) -> list[int]:
+def shared_out(times: Sequence[Sequence[float]], devices: int, min_devices: Sequence[int] | None = None) -> list[int]:
     """How many devices each job gets, at least one: *times* has the seconds to its end on 1, 2, 3, ... of them."""
-    counts = [1] * len(times) if least is None else list(least)
+    counts = [1] * len(times) if min_devices is None else list(min_devices)
     left = devices - sum(counts)
     gains: list[tuple[float, int, int]] = []
     for place in range(len(times)):
@@ -92,7 +94,7 @@ def _offer(gains: list[tuple[float, int, int]], place: int, times: Sequence[floa
         heapq.heappush(gains, (-best, place, step))
 
 
-def _times(state: JobState, device_type: str, snapshot: Snapshot) -> list[float]:
+def _times(state: ScheduledJob, device_type: str, snapshot: Snapshot) -> list[float]:
     """Q / f on 1, 2, 3, ... devices, up to the demand."""
     most = min(state.job.demand, snapshot.capacity[device_type])
     speeds = (snapshot.steps_per_second(state.job, device_type, count) for count in range(1, most + 1))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import ScheduledJob
 from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.snapshot import Snapshot
 
@@ -25,7 +25,7 @@ class Priority(Policy):
         super().__init__(options)
         self.needs_progress = options.backfill
 
-    def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
+    def order(self, state: ScheduledJob, snapshot: Snapshot) -> tuple[Any, ...]:
         return (-state.job.priority, state.job.arrival_seconds)
 
     def allocate(self, snapshot: Snapshot) -> Decision:
@@ -55,8 +55,8 @@ class Priority(Policy):
     def _backfill(
         self,
         snapshot: Snapshot,
-        first: JobState,
-        waiting: Iterator[JobState],
+        first: ScheduledJob,
+        waiting: Iterator[ScheduledJob],
         grants: dict[str, Grant],
         free: dict[str, int],
     ) -> None:
@@ -70,7 +70,7 @@ class Priority(Policy):
                 grants[state.id] = Grant(counts)
 
     def _passing(
-        self, snapshot: Snapshot, state: JobState, promise: Promise, free: dict[str, int]
+        self, snapshot: Snapshot, state: ScheduledJob, promise: Promise, free: dict[str, int]
     ) -> dict[str, int] | None:
         """What a job may take out of *free*, if it may pass."""
         left = dict(free)
@@ -83,7 +83,9 @@ class Priority(Policy):
             free[name] -= count
         return counts
 
-    def _promise(self, snapshot: Snapshot, first: JobState, grants: dict[str, Grant], free: dict[str, int]) -> Promise:
+    def _promise(
+        self, snapshot: Snapshot, first: ScheduledJob, grants: dict[str, Grant], free: dict[str, int]
+    ) -> Promise:
         """When enough devices that *first* can use will be free, on what running jobs really have."""
         types = snapshot.types_for(first.job)
         needed = min(first.job.demand, sum(snapshot.capacity[name] for name in types))

@@ -1,4 +1,4 @@
-"""Dividing devices by weight, in whole numbers: each claim gets at least its least and at most its demand."""
+"""Dividing devices by weight, in whole numbers: each claim gets at least its minimum and at most its demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from virtualflow.errors import ConfigError
 DIGITS = 9  # remainders that differ by less are equal: the rest is rounding
 
 
-Kind = tuple[float, int, int]  # weight, demand and least: claims that are alike in them have equal shares
+ClaimShape = tuple[float, int, int]  # weight, demand and minimum: claims that are alike in them have equal shares
 
 
 class Claim(NamedTuple):
@@ -22,15 +22,20 @@ class Claim(NamedTuple):
     weight: float
     arrival_seconds: float
     demand: int
-    least: int
-    kind: Kind
+    min_devices: int
+    shape: ClaimShape
     types: frozenset[str] = frozenset()  # of devices that it can use, where there are several
 
     @classmethod
     def of(
-        cls, weight: float, arrival_seconds: float, demand: int, least: int = 1, types: frozenset[str] = frozenset()
+        cls,
+        weight: float,
+        arrival_seconds: float,
+        demand: int,
+        min_devices: int = 1,
+        types: frozenset[str] = frozenset(),
     ) -> Claim:
-        return cls(weight, arrival_seconds, demand, least, (weight, demand, least), types)
+        return cls(weight, arrival_seconds, demand, min_devices, (weight, demand, min_devices), types)
 
 
 Split = Callable[[Sequence[Claim], int], list[int]]
@@ -45,53 +50,53 @@ def rounding(name: str) -> Split:
 
 def largest_remainder(claims: Sequence[Claim], devices: int) -> list[int]:
     """Fair shares rounded down, and the devices left over to the largest remainders."""
-    # In a large cluster most jobs are like many others, so that almost all is done by kind and not by job.
-    kinds = [claim.kind for claim in claims]
-    counts = Counter(kinds)
+    # In a large cluster most jobs are like many others, so that almost all is done by shape and not by job.
+    shapes = [claim.shape for claim in claims]
+    counts = Counter(shapes)
     if sum(demand * count for (_, demand, _), count in counts.items()) <= devices:
         return [claim.demand for claim in claims]
     exact = fair(counts, devices)
-    whole = {kind: int(share + 0.5 * 10**-DIGITS) for kind, share in exact.items()}
-    left = devices - sum(whole[kind] * count for kind, count in counts.items())
-    order: dict[tuple[float, float], set[Kind]] = {}  # by remainder and weight
-    for kind, share in exact.items():
-        if share > whole[kind]:
-            order.setdefault((-round(share - whole[kind], DIGITS), -kind[0]), set()).add(kind)
-    last: set[Kind] = set()  # those of which only the first get one more
+    whole = {shape: int(share + 0.5 * 10**-DIGITS) for shape, share in exact.items()}
+    left = devices - sum(whole[shape] * count for shape, count in counts.items())
+    order: dict[tuple[float, float], set[ClaimShape]] = {}  # by remainder and weight
+    for shape, share in exact.items():
+        if share > whole[shape]:
+            order.setdefault((-round(share - whole[shape], DIGITS), -shape[0]), set()).add(shape)
+    last: set[ClaimShape] = set()  # those of which only the first get one more
     for key in sorted(order):
-        number = sum(counts[kind] for kind in order[key])
+        number = sum(counts[shape] for shape in order[key])
         if number > left:
             last = order[key]
             break
-        whole.update((kind, whole[kind] + 1) for kind in order[key])
+        whole.update((shape, whole[shape] + 1) for shape in order[key])
         left -= number
-    result = list(map(whole.__getitem__, kinds))
+    result = list(map(whole.__getitem__, shapes))
     if left:
-        places = [place for place, kind in enumerate(kinds) if kind in last]
+        places = [place for place, shape in enumerate(shapes) if shape in last]
         places.sort(key=lambda place: claims[place].arrival_seconds)
         for place in places[:left]:
             result[place] += 1
     return result
 
 
-def fair(kinds: Mapping[Kind, int], devices: int) -> dict[Kind, float]:
-    """The shares ``min(demand, max(least, level x weight))`` at the level where they add up to all devices.
+def fair(shapes: Mapping[ClaimShape, int], devices: int) -> dict[ClaimShape, float]:
+    """The shares ``min(demand, max(min_devices, level x weight))`` at the level where they add up to all devices.
 
-    *kinds* counts the claims by weight, demand and least.
+    *shapes* counts the claims by weight, demand and minimum.
     """
-    found = level(kinds, devices)
-    return {kind: min(float(kind[1]), max(float(kind[2]), found * kind[0])) for kind in kinds}
+    found = level(shapes, devices)
+    return {shape: min(float(shape[1]), max(float(shape[2]), found * shape[0])) for shape in shapes}
 
 
-def level(kinds: Mapping[Kind, int], devices: int) -> float:
-    """What a weight of 1 is worth if claims of these kinds share so many devices."""
-    # The sum grows with the level, at a slope that changes where a claim leaves its least and meets its demand.
+def level(shapes: Mapping[ClaimShape, int], devices: int) -> float:
+    """What a weight of 1 is worth if claims of these shapes share so many devices."""
+    # The sum grows with the level, at a slope that changes where a claim leaves its minimum and meets its demand.
     bends: list[tuple[float, float]] = []
-    for (weight, demand, least), count in kinds.items():
-        if demand > least:
-            bends += [(least / weight, weight * count), (demand / weight, -weight * count)]
+    for (weight, demand, min_devices), count in shapes.items():
+        if demand > min_devices:
+            bends += [(min_devices / weight, weight * count), (demand / weight, -weight * count)]
     bends.sort()
-    total, slope, found = float(sum(least * count for (_, _, least), count in kinds.items())), 0.0, 0.0
+    total, slope, found = float(sum(min_devices * count for (_, _, min_devices), count in shapes.items())), 0.0, 0.0
     for at, change in bends:
         if total + slope * (at - found) >= devices:
             break
@@ -112,7 +117,7 @@ def powers_of_two(claims: Sequence[Claim], devices: int) -> list[int]:
     while open_places:
         weights = sum(claims[place].weight for place in open_places)
         given = {
-            place: max(claims[place].least, _power_below(left * claims[place].weight / weights))
+            place: max(claims[place].min_devices, _power_below(left * claims[place].weight / weights))
             for place in open_places
         }
         _halve(given, claims, left)
@@ -135,8 +140,8 @@ def _power_below(share: float) -> int:
 def _halve(given: dict[int, int], claims: Sequence[Claim], devices: int) -> None:
     total = sum(given.values())
     for place in sorted(given, key=lambda place: claims[place].weight):
-        while total > devices and given[place] > claims[place].least:
-            half = max(claims[place].least, given[place] // 2)
+        while total > devices and given[place] > claims[place].min_devices:
+            half = max(claims[place].min_devices, given[place] // 2)
             total -= given[place] - half
             given[place] = half
 
@@ -154,14 +159,14 @@ def protect(claims: Sequence[Claim], before: Sequence[int], after: list[int]) ->
     winners = [
         place
         for place, claim in enumerate(claims)
-        if claim.weight < highest and after[place] > claim.least and after[place] > before[place]
+        if claim.weight < highest and after[place] > claim.min_devices and after[place] > before[place]
     ]
     winners.sort(key=lambda place: claims[place].weight)
     winners.reverse()  # taken from the end: the lowest weight first, and of equal ones the first
     for loser in losers:
         while winners and after[loser] < before[loser] and claims[winners[-1]].weight < claims[loser].weight:
             winner = winners[-1]
-            spare = after[winner] - max(claims[winner].least, before[winner])
+            spare = after[winner] - max(claims[winner].min_devices, before[winner])
             moved = min(before[loser] - after[loser], spare)
             after[loser] += moved
             after[winner] -= moved

@@ -26,7 +26,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import ScheduledJob
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
 from virtualflow.cluster.snapshot import Snapshot
 
@@ -38,7 +38,7 @@ FAIREST = 1e-9  # no rho is smaller: bids are finite
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """So many devices, until then."""
+    """*count* devices, until a time in seconds."""
 
     count: int
     until: float
@@ -48,7 +48,7 @@ class Lease:
 class App:
     """A job with its leases."""
 
-    state: JobState
+    state: ScheduledJob
     crowd: float  # the integral of the number of jobs when it came
     device_type: str | None = None
     leases: tuple[Lease, ...] = ()
@@ -60,7 +60,7 @@ class App:
     @property
     def fewest_more(self) -> int:
         """Of fewer devices than that it would make no use."""
-        return max(1, self.state.job.least - self.devices)
+        return max(1, self.state.job.min_devices - self.devices)
 
 
 class Themis(Policy):
@@ -108,7 +108,7 @@ class Themis(Policy):
             app.leases = tuple(lease for lease in app.leases if lease.until > now + SOON)
             if app.devices > state.allocation:  # some were lost
                 app.leases = (Lease(state.allocation, app.leases[-1].until),) if state.allocation else ()
-            if app.devices < state.job.least:  # it would rather wait than have so few
+            if app.devices < state.job.min_devices:  # it would rather wait than have so few
                 app.leases = ()
             if not app.leases:
                 app.device_type = None
@@ -123,7 +123,7 @@ class Themis(Policy):
         left = devices
         for app, share in zip(bidders, partial_allocation(tables, devices), strict=True):
             count = math.floor(share) + (self._chance.random() < share - math.floor(share))
-            if 0 < app.devices + count < app.state.job.least:
+            if 0 < app.devices + count < app.state.job.min_devices:
                 count = app.fewest_more  # no payment takes what it can't do without
             left -= self._lease(app, device_type, count, snapshot.now)
         while left and (takers := self._takers(others, device_type, left, snapshot)):
@@ -158,7 +158,7 @@ class Themis(Policy):
         most = min(devices, app.state.job.demand - app.devices)
         speeds = (self._speed(app, device_type, app.devices + more, snapshot) for more in range(most + 1))
         bids = [1 / self._rho(app, speed, snapshot) for speed in speeds]
-        too_few = range(max(0, app.state.job.least - app.devices))  # worth nothing
+        too_few = range(max(0, app.state.job.min_devices - app.devices))  # worth nothing
         return [0.0 if more in too_few else bid for more, bid in enumerate(bids)]
 
     def _rho(self, app: App, speed: float, snapshot: Snapshot) -> float:

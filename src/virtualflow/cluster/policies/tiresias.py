@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Sequence
 from typing import Any
 
-from virtualflow.cluster.job import JobState
+from virtualflow.cluster.job import ScheduledJob
 from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
 from virtualflow.cluster.snapshot import Snapshot
 
@@ -38,7 +38,7 @@ class Tiresias(Policy):
         self._thresholds = sorted(thresholds)
         self.round_seconds = quantum_seconds
 
-    def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
+    def order(self, state: ScheduledJob, snapshot: Snapshot) -> tuple[Any, ...]:
         return (self._queue(state, snapshot.now), state.job.arrival_seconds)
 
     def allocate(self, snapshot: Snapshot) -> Decision:
@@ -55,19 +55,21 @@ class Tiresias(Policy):
                 grants[state.id] = Grant(runs[state.id])
         return Decision(grants, self._next_crossing(states, runs, snapshot.now))
 
-    def _queue(self, state: JobState, now: float) -> int:
+    def _queue(self, state: ScheduledJob, now: float) -> int:
         return bisect.bisect_right(self._thresholds, state.attained(now) + ROUNDING)
 
-    def _devices(self, state: JobState, snapshot: Snapshot, free: dict[str, int]) -> dict[str, int] | None:
+    def _devices(self, state: ScheduledJob, snapshot: Snapshot, free: dict[str, int]) -> dict[str, int] | None:
         """Its demand out of what is free: where it is now if it can, else on the first type that has enough."""
         for name in sorted(free, key=lambda name: name not in state.counts):
             demand = min(state.job.demand, snapshot.capacity[name])
-            if state.job.least <= demand <= free[name] and snapshot.throughput.usable(state.job, name):
+            if state.job.min_devices <= demand <= free[name] and snapshot.throughput.usable(state.job, name):
                 free[name] -= demand
                 return {name: demand}
         return None
 
-    def _next_crossing(self, states: Sequence[JobState], runs: dict[str, dict[str, int]], now: float) -> float | None:
+    def _next_crossing(
+        self, states: Sequence[ScheduledJob], runs: dict[str, dict[str, int]], now: float
+    ) -> float | None:
         """When the first of the running jobs moves on to another queue."""
         times = [
             now + (self._thresholds[queue] - state.attained(now)) / sum(runs[state.id].values())

@@ -1,8 +1,8 @@
 """Shares and places where devices are of several types, and some jobs can use only some of them.
 
 Jobs that can use only some types compete for those, however many others are idle. So the claims are divided into
-*groups* that share certain types among themselves: first those confined to the types where there is the least for
-everyone, then, of what is left, the next. Where everybody can use every type, there is one group of all.
+*groups* that share certain types among themselves: first those confined to the types where the smallest share is
+lowest, then, of what is left, the next. Where everybody can use every type, there is one group of all.
 
 Who gets how many then has to find places. A job keeps those it has as far as it can; it moves to another type for one
 of no lower weight that could not have its share otherwise, and never for one of lower weight.
@@ -27,11 +27,11 @@ def is_plain(claims: Sequence[Claim], capacity: Mapping[str, int]) -> bool:
 
 
 def can_all_live(claims: Sequence[Claim], capacity: Mapping[str, int]) -> bool:
-    """Whether each claim can have its least, on devices that it can use."""
+    """Whether each claim can have its minimum, on devices that it can use."""
     if is_plain(claims, capacity):
-        return sum(claim.least for claim in claims) <= sum(capacity.values())
+        return sum(claim.min_devices for claim in claims) <= sum(capacity.values())
     return all(
-        sum(claim.least for claim in claims if claim.types <= types) <= sum(capacity[name] for name in types)
+        sum(claim.min_devices for claim in claims if claim.types <= types) <= sum(capacity[name] for name in types)
         for types in _unions(claim.types for claim in claims)
     )
 
@@ -57,7 +57,7 @@ def _level(claims: Sequence[Claim], devices: int) -> float:
     """What each gets by weight, if these claims share so many devices; infinite if there is enough for all."""
     if sum(claim.demand for claim in claims) <= devices:
         return math.inf
-    return shares.level(Counter(claim.kind for claim in claims), devices)
+    return shares.level(Counter(claim.shape for claim in claims), devices)
 
 
 def _unions(some: Iterator[Types]) -> list[Types]:
@@ -87,7 +87,7 @@ class Places:
         for place in self._order:
             self._add(place, wanted[place])
         for place in self._order:
-            if sum(self.given[place].values()) < self._claims[place].least:
+            if sum(self.given[place].values()) < self._claims[place].min_devices:
                 for name, count in self.given[place].items():
                     self._left[name] += count
                 self.given[place] = {}
@@ -153,11 +153,11 @@ class Places:
         return amount
 
     def _victim(self, place: int, reachable: Mapping[str, object]) -> tuple[int, str] | None:
-        """A job of lower weight that has more than its least, and the type of which it gives one up."""
+        """A job of lower weight that has more than its minimum, and the type of which it gives one up."""
         for other in reversed(self._order):
             if self._claims[other].weight >= self._claims[place].weight:
                 return None
-            if sum(self.given[other].values()) > self._claims[other].least:
+            if sum(self.given[other].values()) > self._claims[other].min_devices:
                 for name in reachable:
                     if self.given[other].get(name):
                         return other, name

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from operator import lt
 from typing import Any
 
-from virtualflow.cluster.job import Job, JobState
+from virtualflow.cluster.job import Job, ScheduledJob
 from virtualflow.cluster.policies import shares, typed
 from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.policies.shares import Claim
@@ -40,10 +40,10 @@ class Wfs(Policy):
         self._known.pop(before.id, None)
         self._forgotten.setdefault(before.id, before)
 
-    def order(self, state: JobState, snapshot: Snapshot) -> tuple[Any, ...]:
+    def order(self, state: ScheduledJob, snapshot: Snapshot) -> tuple[Any, ...]:
         return (-self.weight(state, snapshot), state.job.arrival_seconds)
 
-    def weight(self, state: JobState, snapshot: Snapshot) -> float:
+    def weight(self, state: ScheduledJob, snapshot: Snapshot) -> float:
         """Its priority: the larger, the more devices, and the earlier its turn."""
         return state.job.priority
 
@@ -74,14 +74,14 @@ class Wfs(Policy):
             return {}
         grants, free = {}, dict(snapshot.free)
         for state in sorted(snapshot.running.values(), key=lambda state: self.order(state, snapshot)):
-            best, least = None, WORTH_MOVING * snapshot.speed(state.job, state.counts).steps_per_second
+            best, fastest = None, WORTH_MOVING * snapshot.speed(state.job, state.counts).steps_per_second
             for new, old in itertools.permutations(free, 2):
                 count = min(free[new], state.counts.get(old, 0))
                 if count and snapshot.throughput.usable(state.job, new):
                     counts = _moved(state.counts, count, old, new)
                     speed = snapshot.speed(state.job, counts).steps_per_second
-                    if speed > least:
-                        best, least = (counts, new, old, count), speed
+                    if speed > fastest:
+                        best, fastest = (counts, new, old, count), speed
             if best is not None:
                 counts, new, old, count = best
                 grants[state.id] = Grant(counts)
@@ -138,7 +138,7 @@ class Wfs(Policy):
         return None if self._costs_a_higher_one(candidate, claims, held, shared) else shared
 
     def _as_placed(
-        self, states: Sequence[JobState], claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
+        self, states: Sequence[ScheduledJob], claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
     ) -> list[int]:
         """What shares come to on devices that the jobs can use."""
         if typed.is_plain(claims, snapshot.capacity):
@@ -147,7 +147,7 @@ class Wfs(Policy):
         return [sum(counts.values()) for counts in places.find(held, fill=False)]
 
     def _placed(
-        self, states: Sequence[JobState], claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
+        self, states: Sequence[ScheduledJob], claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
     ) -> dict[str, Grant]:
         """Where some jobs can't use every type, those who can make room for them."""
         places = typed.Places(claims, [state.counts for state in states], snapshot.capacity)
@@ -165,7 +165,7 @@ class Wfs(Policy):
         """Whether a running job's owner has changed his mind, so that the others' shares change too."""
         before, self._forgotten = self._forgotten, {}
         return any(
-            name in self._known and self._known[name] != self._claim(JobState(job), snapshot)
+            name in self._known and self._known[name] != self._claim(ScheduledJob(job), snapshot)
             for name, job in before.items()
         )
 
@@ -185,13 +185,13 @@ class Wfs(Policy):
         self._known = dict(zip(snapshot.running, claims, strict=True))
         return claims
 
-    def _claim(self, state: JobState, snapshot: Snapshot) -> Claim:
+    def _claim(self, state: ScheduledJob, snapshot: Snapshot) -> Claim:
         job = state.job
         return Claim.of(
-            self.weight(state, snapshot), job.arrival_seconds, job.demand, job.least, self._types(state, snapshot)
+            self.weight(state, snapshot), job.arrival_seconds, job.demand, job.min_devices, self._types(state, snapshot)
         )
 
-    def _types(self, state: JobState, snapshot: Snapshot) -> frozenset[str]:
+    def _types(self, state: ScheduledJob, snapshot: Snapshot) -> frozenset[str]:
         return frozenset() if len(snapshot.capacity) == 1 else frozenset(snapshot.types_for(state.job))
 
     def _fit(self, claims: Sequence[Claim], before: Sequence[int], snapshot: Snapshot) -> list[int]:
@@ -218,7 +218,7 @@ class Sjf(Wfs):
 
     name = "sjf"
 
-    def weight(self, state: JobState, snapshot: Snapshot) -> float:
+    def weight(self, state: ScheduledJob, snapshot: Snapshot) -> float:
         return max(LIGHTEST, snapshot.fastest(state.job) / state.job.steps)
 
 
@@ -228,7 +228,7 @@ class Srtf(Wfs):
     name = "srtf"
     needs_progress = True
 
-    def weight(self, state: JobState, snapshot: Snapshot) -> float:
+    def weight(self, state: ScheduledJob, snapshot: Snapshot) -> float:
         return max(LIGHTEST, snapshot.fastest(state.job) / max(1.0, state.steps_left))
 
 

@@ -10,7 +10,7 @@ from virtualflow.cluster.throughput.model import Speed
 from virtualflow.core.devices import Pool
 from virtualflow.errors import ConfigError
 
-Key = tuple[str, int]  # a workload, and on how many devices
+WorkloadSize = tuple[str, int]  # a workload, and on how many devices
 GAVEL, GAVEL_ROUND_SECONDS = "gavel", 360.0  # whose table this is, and in what rounds it works
 APART = "_unconsolidated"  # ends the name of a type whose devices are on several machines
 
@@ -24,8 +24,8 @@ class Table:
 
     def __init__(
         self,
-        alone: Mapping[str, Mapping[Key, float]],
-        shared: Mapping[str, Mapping[tuple[Key, Key], float]],
+        alone: Mapping[str, Mapping[WorkloadSize, float]],
+        shared: Mapping[str, Mapping[tuple[WorkloadSize, WorkloadSize], float]],
         whole_steps_seconds: float | None = None,
     ) -> None:
         """*shared* has the speed of the first workload of a pair. With *whole_steps_seconds*, rounds of that length

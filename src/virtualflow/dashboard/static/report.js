@@ -11,6 +11,10 @@ const SHOWN = {
   median_queueing_seconds: ["Median queueing", duration],
   utilization: ["Utilisation", percent],
   productive: ["Productive", percent],
+  restarting: ["Restarting", percent],
+  unused: ["Assigned, unused", percent],
+  free: ["Free", percent],
+  lost: ["Lost", percent],
   resizes: ["Resizes", count],
   fairness: ["Fairness", (value) => significant(value, 3)],
 };
@@ -34,7 +38,7 @@ export class Report {
       ([name, policy]) => {
         const button = el("button", { type: "button", class: "name" }, name);
         const row = el("tr", { "data-policy": name }, el("th", { scope: "row" }, button));
-        for (const each of known) row.append(el("td", { class: "number" }, SHOWN[each][1](policy.summary?.[each])));
+        for (const each of known) row.append(el("td", { class: "number" }, shown(policy, each)));
         row.addEventListener("click", () => choose(name));
         return row;
       },
@@ -50,6 +54,13 @@ export class Report {
     text(byId("report-note"), note);
     byId("report-note").hidden = !note;
   }
+}
+
+/** A figure, and half the width of its 95% interval over seeds if there are several. */
+function shown(policy, name) {
+  const half = policy.half_widths?.[name];
+  const value = SHOWN[name][1](policy.summary?.[name]);
+  return half == null ? value : `${value} ± ${SHOWN[name][1](half)}`;
 }
 
 function percent(share) {

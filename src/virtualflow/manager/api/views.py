@@ -358,7 +358,9 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
         return "the cluster has no devices at the moment"
     state = manager.scheduler.jobs.get(record.id)
     if state is not None and not snapshot.within_reach(state.job):
-        return f"the cluster has {snapshot.devices} device(s) at the moment, and it needs at least {state.job.least}"
+        return (
+            f"the cluster has {snapshot.devices} device(s) at the moment, and it needs at least {state.job.min_devices}"
+        )
     if manager.policy.round_seconds is not None and snapshot.idle:
         return f"its turn may come with the next round, every {manager.policy.round_seconds:.0f} s"
     ahead = f"{place} job(s) are before it, and " if place else ""

@@ -1,4 +1,4 @@
-"""Pictures of runs. matplotlib is an optional extra."""
+"""Allocations as a picture, for documents. What a user sees of a simulation is the page of `vf simulate -o`."""
 
 from __future__ import annotations
 
@@ -6,25 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
 from virtualflow.core.devices import Pool, names_of, type_of
-from virtualflow.errors import ConfigError
 from virtualflow.sim.result import JobResult, Run
 
 MOST_BOXES = 20_000  # beyond, a chart shows nothing but ink
 LABELLED = 0.012  # of the width: narrower boxes have no room for a name
 _Box = tuple[float, float, int, int, bool]
-
-
-def new_figure(width: float, height: float) -> Any:
-    """A figure that draws into files, without a display."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "a report has pictures, and they need matplotlib: pip install 'virtualflow[plot]'. Without -o, the table "
-            "and --json need nothing more."
-        ) from None
-    return Figure(figsize=(width, height))
 
 
 def boxes(job: JobResult, rows: Mapping[str, int]) -> Iterator[_Box]:
@@ -50,7 +41,7 @@ def allocations(runs: Sequence[Run], pools: Sequence[Pool], path: Path) -> bool:
     drawn = [[(job, box) for job in run.jobs for box in boxes(job, rows)] for run in runs]
     if sum(map(len, drawn)) > MOST_BOXES:
         return False
-    figure = new_figure(11, len(runs) * min(9.0, 1.6 + 0.22 * len(rows)))
+    figure = Figure(figsize=(11, len(runs) * min(9.0, 1.6 + 0.22 * len(rows))))
     width = max(run.accounts.end_seconds - run.accounts.start_seconds for run in runs)
     for run, found, axis in zip(runs, drawn, figure.subplots(len(runs), squeeze=False)[:, 0], strict=True):
         _draw(axis, run, found, pools, width)
@@ -60,9 +51,6 @@ def allocations(runs: Sequence[Run], pools: Sequence[Pool], path: Path) -> bool:
 
 
 def _draw(axis: Any, run: Run, drawn: Sequence[tuple[JobResult, _Box]], pools: Sequence[Pool], width: float) -> None:
-    from matplotlib import colormaps
-    from matplotlib.patches import Rectangle
-
     colours, names = colormaps["tab20"], sorted({job.job.id for job in run.jobs}, key=lambda name: (len(name), name))
     numbers = {name: number for number, name in enumerate(names)}
     zero = run.accounts.start_seconds
@@ -79,19 +67,3 @@ def _draw(axis: Any, run: Run, drawn: Sequence[tuple[JobResult, _Box]], pools: S
         bottom += pool.count
         axis.axhline(bottom, color="black", linewidth=0.8)
         axis.text(1.005 * width, bottom - pool.count / 2, pool.device_type, va="center", fontsize=8)
-
-
-def cdf(values: Mapping[str, Sequence[float]], label: str, path: Path) -> None:
-    """The share of jobs with at most so many seconds, a line for each policy."""
-    figure = new_figure(6, 3.8)
-    axis = figure.subplots()
-    for name, found in values.items():
-        ordered = sorted(found)
-        shares = [(place + 1) / len(ordered) for place in range(len(ordered))]
-        axis.step([ordered[0], *ordered], [0.0, *shares], where="post", label=name)
-    if max(max(found) for found in values.values()) > 0:
-        axis.set_xscale("symlog", linthresh=1.0)
-    axis.set(xlabel=f"{label}, seconds", ylabel="share of jobs", ylim=(0, 1.02))
-    axis.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
