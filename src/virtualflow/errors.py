@@ -20,7 +20,7 @@ VirtualFlowError
 ├── LaunchError             the job could not be started
 │   ├── UnreachableError    nobody answers for the job
 │   └── DamagedError        a file in the job's folder is damaged
-├── LedgerError             the manager's records can't be read or written
+├── RecordsError            the manager's records can't be read or written
 └── ManagerError            the manager refuses, or is not there
     └── UnknownJobError     the manager has no such job
 """
@@ -106,7 +106,7 @@ class DamagedError(LaunchError):
     """A file in the job's folder is damaged."""
 
 
-class LedgerError(VirtualFlowError):
+class RecordsError(VirtualFlowError):
     """The manager's records cannot be read or written."""
 
 

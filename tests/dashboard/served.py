@@ -19,7 +19,7 @@ from virtualflow.manager.api.serving import serving
 from virtualflow.manager.api.views import ClusterSource
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
 
 TOKEN = "correct horse battery staple"
@@ -74,15 +74,15 @@ class Site:
         return self.manager.submit(Submission("job.py", {"job.py": ""}))
 
     def state_of(self, job: str) -> str:
-        return self.manager.books[job].state
+        return self.manager.records[job].state
 
 
 @contextmanager
 def a_site(home: Path, limits: Limits | None = None) -> Iterator[Site]:
     home.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(home / "jobs.sqlite")
+    records = Records(home / "jobs.sqlite")
     with listen("127.0.0.1", 0) as listening:
-        manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), ledger)
+        manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), records)
         with serving(ClusterSource(manager), TOKEN.encode(), listening, limits=limits) as server:
             yield Site(listening.getsockname()[1], server, manager)
-    ledger.close()
+    records.close()

@@ -35,7 +35,7 @@ from virtualflow.manager.api.views import ClusterSource
 from virtualflow.manager.client import Client
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 
 TOKEN = "correct horse battery staple"
 PATHS = ["/", "/docs", "/openapi.json", "/metrics", "/static/index.html", "/api/state", "/api/jobs", "/api/jobs/x",
@@ -48,11 +48,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch, listen("127.0.0.1", 0) as listening:
         patch.setenv("VF_HOME", str(home))
-        ledger = Ledger(home / "jobs.sqlite")
-        manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), ledger)
+        records = Records(home / "jobs.sqlite")
+        manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), records)
         with serving(ClusterSource(manager), TOKEN.encode(), listening):
             yield f"http://127.0.0.1:{listening.getsockname()[1]}", home
-        ledger.close()
+        records.close()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from virtualflow.job.folder import JobFolder
 from virtualflow.manager import environment
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
 
 pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
@@ -135,21 +135,21 @@ def test_without_any_variables_told_a_job_gets_what_is_allowed_of_the_managers(
 
 def test_records_of_an_older_version_give_their_secrets_to_the_folders_of_jobs_that_wait(vf_home: Path) -> None:
     vf_home.mkdir()
-    ledger = Ledger(vf_home / "jobs.sqlite")
+    records = Records(vf_home / "jobs.sqlite")
     waiting, over = (Submission("job.py", {"job.py": ""}, environment={"A": SECRET}).record(n, 0.0) for n in "ab")
     over.state = "DONE"
     (vf_home / "jobs" / "a").mkdir(parents=True)
-    ledger.close()
+    records.close()
     with sqlite3.connect(vf_home / "jobs.sqlite") as old:
         rows = [(each.id, each.is_over, json.dumps(asdict(each))) for each in (waiting, over)]
         old.executemany("INSERT INTO jobs VALUES (?, ?, ?)", rows)
     old.close()
     assert SECRET.encode() in (vf_home / "jobs.sqlite").read_bytes()
-    ledger = Ledger(vf_home / "jobs.sqlite")
-    manager = Manager(Cluster(tuple(parse_pools("1")), {}), registry.make("wfs"), ledger)
-    assert manager.books["a"].environment == {"A": SECRET}
-    assert manager.books["b"].environment == {}
-    ledger.close()
+    records = Records(vf_home / "jobs.sqlite")
+    manager = Manager(Cluster(tuple(parse_pools("1")), {}), registry.make("wfs"), records)
+    assert manager.records["a"].environment == {"A": SECRET}
+    assert manager.records["b"].environment == {}
+    records.close()
     assert holds_secret(vf_home) == ["jobs/a/environment.json"]
 
 

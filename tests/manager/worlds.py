@@ -18,7 +18,7 @@ from virtualflow.job import launch
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.fleet import Fleet, Surroundings
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
 
 SCRIPT = {"job.py": "print('hello')\n"}
@@ -54,22 +54,22 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.records = folder / "jobs.sqlite"
-        self.ledgers: list[Ledger] = []
+        self.path = folder / "jobs.sqlite"
+        self.opened: list[Records] = []
 
     def manager(self, devices: str = "4", policy: str | Policy = "wfs", clock: Any = None) -> Manager:
-        self.ledgers.append(Ledger(self.records))
+        self.opened.append(Records(self.path))
         cluster = Cluster(tuple(parse_pools(devices)), {})
         made = registry.make(policy) if isinstance(policy, str) else policy
-        return Manager(cluster, made, self.ledgers[-1], **({"clock": clock} if clock else {}))
+        return Manager(cluster, made, self.opened[-1], **({"clock": clock} if clock else {}))
 
 
 @pytest.fixture
 def world(tmp_path: Path, vf_home: Path) -> Iterator[World]:
     world = World(vf_home)
     yield world
-    for ledger in world.ledgers:
-        ledger.close()
+    for records in world.opened:
+        records.close()
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ from virtualflow.job.listener import listen as bound
 from virtualflow.manager.client import RECORDS, Client, folder, only_manager
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager, tell
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 from virtualflow.system import private_files, tls
 
 TICK_SECONDS = 0.2
@@ -207,7 +207,7 @@ def _serve(told: Cluster, policy: Policy, host: str, port: int, look: Look) -> N
         from virtualflow.manager.api.views import ClusterSource
     with only_manager(), bound(host, port) as listening:
         token = tokens.read_token(folder() / "token", create=True).secret
-        manager = Manager(told, policy, Ledger(folder() / RECORDS))
+        manager = Manager(told, policy, Records(folder() / RECORDS))
         tell(f"a manager of version {__version__} has started, with {manager.devices} device(s), process {os.getpid()}")
         over = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):  # its jobs go on, for the next manager

@@ -9,7 +9,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from virtualflow.errors import LedgerError
+from virtualflow.errors import RecordsError
 
 DAY_SECONDS = 86400.0
 MOST = 14  # of each kind are kept
@@ -45,11 +45,11 @@ class Backups:
                 source.backup(copy)
             wrong = damage(partial)
             if wrong is not None:
-                raise LedgerError(f"the records can't be copied: {wrong}")
+                raise RecordsError(f"the records can't be copied: {wrong}")
             partial.replace(target)
         except (OSError, sqlite3.Error) as error:
             partial.unlink(missing_ok=True)
-            raise LedgerError(f"the records can't be copied to {self.folder}: {error}") from error
+            raise RecordsError(f"the records can't be copied to {self.folder}: {error}") from error
         for old in [each for each in self.newest_first() if each.stem.endswith(why)][MOST:]:
             old.unlink()
         return target
@@ -61,9 +61,9 @@ class Backups:
     def restore(self, backup: Path) -> Path:
         """Put *backup* in the records' place, and move those aside; return to where. No manager may run meanwhile."""
         if not backup.is_file():
-            raise LedgerError(f"there is no backup {backup}")
+            raise RecordsError(f"there is no backup {backup}")
         if (wrong := damage(backup)) is not None:
-            raise LedgerError(f"{backup} is damaged, too: {wrong}")
+            raise RecordsError(f"{backup} is damaged, too: {wrong}")
         aside = self._records.with_name(f"{self._records.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}")
         partial = self._records.with_name(f".{self._records.name}.partial")
         shutil.copyfile(backup, partial)

@@ -12,7 +12,7 @@ from virtualflow.core.devices import Pool, type_of
 from virtualflow.errors import LaunchError
 from virtualflow.job.folder import JobFolder, JobSpec, write_json
 from virtualflow.manager import environment
-from virtualflow.manager.records import Record
+from virtualflow.manager.record import Record
 from virtualflow.program.manifest import write_modules
 from virtualflow.system.hash_seed import hash_seed_of
 
@@ -35,9 +35,9 @@ class Cluster:
 
 def for_scheduler(record: Record, devices: int) -> Job:
     """In a cluster of so many devices."""
-    demand = min(record.wants, devices)
+    demand = min(record.max_devices, devices)
     length = record.expect_seconds or UNKNOWN_SECONDS
-    least = min(record.least, demand)
+    least = min(record.min_devices, demand)
     return Job(record.id, record.submitted, demand, length, priority=record.priority, least=least)
 
 
@@ -68,8 +68,7 @@ def write_folder(folder: JobFolder, record: Record, spec: JobSpec, modules: Mapp
     """Fill the folder of a job that waits, with all that another manager needs to know of it but its environment."""
     environment.keep(folder.path, record.environment)
     folder.change(spec)
-    asked_for = {name: value for name, value in asdict(record).items() if name != "environment"}
-    write_json(folder.path / SUBMITTED, asked_for)
+    write_json(folder.path / SUBMITTED, asdict(record) | {"environment": {}})
     write_modules(folder.snapshot, dict(modules))
     write_state(folder, record)
 

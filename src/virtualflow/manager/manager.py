@@ -31,16 +31,16 @@ from virtualflow.cluster.messages import (
 )
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
-from virtualflow.errors import DamagedError, LaunchError, LedgerError, ManagerError, UnknownJobError, VirtualFlowError
+from virtualflow.errors import DamagedError, LaunchError, ManagerError, RecordsError, UnknownJobError, VirtualFlowError
 from virtualflow.job import launch
 from virtualflow.job.folder import JobSpec
 from virtualflow.job.history import Watch
 from virtualflow.manager import description, environment, orphans
 from virtualflow.manager import fleet as fleets
-from virtualflow.manager.books import Books
 from virtualflow.manager.description import UNKNOWN_SECONDS, Cluster
 from virtualflow.manager.fleet import End, Fleet, Surroundings
-from virtualflow.manager.records import Ledger, Record
+from virtualflow.manager.record import Record
+from virtualflow.manager.records import Records
 from virtualflow.manager.scheduling import Brain
 from virtualflow.manager.submission import Submission, check_priority
 from virtualflow.system.clock import Steady
@@ -59,18 +59,18 @@ class Manager:
     """Its public methods may be called from any thread."""
 
     def __init__(
-        self, cluster: Cluster, policy: Policy, ledger: Ledger, clock: Callable[[], float] = time.time
+        self, cluster: Cluster, policy: Policy, records: Records, clock: Callable[[], float] = time.time
     ) -> None:
         self.cluster = cluster
         self.policy = policy
         self.started = clock()
-        self.books = Books(ledger)
+        self.records = records
         self.fleet = Fleet(cluster.patience_seconds, tell)
         self.machines = dict(cluster.machines)
         self.lock = threading.RLock()
         self._clock = clock  # what is written down for people
         self._seconds = Steady(clock)  # what the scheduler goes by
-        self._brain = Brain(cluster, policy, self.books, self._done, tell)
+        self._brain = Brain(cluster, policy, self.records, self._done, tell)
         self._handle, self._job = self._brain.handle, self._brain.job
         self._estimated_at: dict[str, float] = {}
         self._troubles: dict[str, str] = {}  # by job: what was last told of it
@@ -93,7 +93,7 @@ class Manager:
                 raise _not_taken(error) from error
             try:
                 description.write_folder(folder, record, self._spec(record, ()), submission.modules)
-                self.books.add(record)
+                self.records.add(record)
             except (OSError, ValueError, VirtualFlowError) as error:
                 shutil.rmtree(folder.path, ignore_errors=True)  # made a moment ago, by this very call
                 raise _not_taken(error) from error
@@ -103,32 +103,32 @@ class Manager:
     def set_priority(self, job_id: str, priority: float) -> None:
         check_priority(priority)
         with self.lock:
-            self._learn(self.books.unfinished(job_id), priority=priority)
+            self._learn(self.records.unfinished(job_id), priority=priority)
 
     def cap(self, job_id: str, devices: int | None) -> None:
         """Let a job have at most so many devices; None lifts that."""
         if devices is not None and not 1 <= devices <= self.devices:
             raise ManagerError(f"a job can have 1 to {self.devices} device(s) here, not {devices}")
         with self.lock:
-            self._learn(self.books.unfinished(job_id), cap=devices)
+            self._learn(self.records.unfinished(job_id), cap=devices)
 
     def pause(self, job_id: str) -> None:
         """Stop a job with a checkpoint until ``resume``."""
         with self.lock:
-            record = self.books.unfinished(job_id)
+            record = self.records.unfinished(job_id)
             if record.state == "PAUSED" or record.wish == "pause":
                 return
             self._withdraw(record)
             if record.state == "QUEUED":
                 self._rest(record, "PAUSED")
             else:
-                self.books.update(record, wish="pause")
+                self.records.update(record, wish="pause")
 
     def resume(self, job_id: str) -> None:
         with self.lock:
-            record = self.books.unfinished(job_id)
+            record = self.records.unfinished(job_id)
             if record.wish == "pause":
-                self.books.update(record, wish="suspend")  # it is about to stop, and then goes on
+                self.records.update(record, wish="suspend")  # it is about to stop, and then goes on
             elif record.state == "PAUSED":
                 record.trouble = None
                 self._rest(record, "QUEUED")
@@ -139,24 +139,24 @@ class Manager:
     def cancel(self, job_id: str) -> None:
         """End a job for good."""
         with self.lock:
-            record = self.books.unfinished(job_id)
+            record = self.records.unfinished(job_id)
             self._withdraw(record)
             if record.state == "RUNNING":
-                self.books.update(record, wish="cancel")
+                self.records.update(record, wish="cancel")
             else:
                 self._over(record, "CANCELLED")
 
     def orphans(self) -> list[dict[str, Any]]:
         """Folders of jobs that nobody has a record of, and that do not run."""
         with self.lock:
-            known = {record.id for record in self.books.all()}
+            known = {record.id for record in self.records.all()}
         return [orphans.described(folder) for folder in orphans.strays(known)]
 
     def take_in(self, job_id: str) -> None:
         """Make a job of an orphan again: paused, until ``resume``."""
         with self.lock:
             folder = self.fleet.folder(job_id)
-            if job_id in self.books or "/" in job_id or not folder.path.is_dir():
+            if job_id in self.records or "/" in job_id or not folder.path.is_dir():
                 raise UnknownJobError(f"there is no orphan {job_id!r}. `vf cluster orphans` lists them.")
             try:
                 record = orphans.adopted(folder, self._clock())
@@ -171,8 +171,8 @@ class Manager:
     @property
     def troubles(self) -> list[str]:
         """What those who look should know, beside what there is to know of each job."""
-        told = [self._brain.trouble, self.books.trouble]
-        if names := ", ".join(self.books.unreadable):
+        told = [self._brain.trouble, self.records.problem]
+        if names := ", ".join(self.records.unreadable):
             told.append(f"the records of these jobs are damaged, and left as they are: {names}")
         return [each for each in told if each]
 
@@ -197,7 +197,7 @@ class Manager:
         with self.lock:
             lost = self.scheduler.placement.lost
             if gone := tuple(device for device in self._known(devices) if device not in lost):
-                self.books.lose(gone)
+                self.records.lose(gone)
                 self._handle(DevicesLost(self._seconds(), gone))
 
     def give_back(self, devices: Iterable[str]) -> None:
@@ -205,21 +205,21 @@ class Manager:
         with self.lock:
             lost = self.scheduler.placement.lost
             if back := tuple(device for device in self._known(devices) if device in lost):
-                self.books.give_back(back)
+                self.records.give_back(back)
                 self._handle(DevicesJoined(self._seconds(), back))
 
     def stop_jobs(self) -> None:
         """Stop all jobs with a checkpoint; they go on when a manager is there again."""
         with self.lock:
             self._stopping = True
-            for record in self.books.running():
+            for record in self.records.running():
                 if record.wish is None:
-                    self.books.update(record, wish="down")
+                    self.records.update(record, wish="down")
 
     @property
     def has_stopped(self) -> bool:
         """Whether it was told to stop, and no job runs any more."""
-        return self._stopping and not self.books.running()
+        return self._stopping and not self.records.running()
 
     def state_of(self, record: Record) -> str:
         if record.state != "RUNNING":
@@ -230,14 +230,14 @@ class Manager:
     def tick(self) -> None:
         """Look at the jobs, hear the scheduler, and do what is due."""
         with self.lock:
-            self.books.save_the_rest()
+            self.records.save_the_rest()
             now = self._seconds()
             if not self._stopping and self._brain.is_due(now):
                 self._handle(Woken(now))
-            well = self._do_each(self._look_at, self.books.running())
+            well = self._do_each(self._look_at, self.records.running())
             self._do_each(self._direct, [record for record in well if record.state == "RUNNING"])
             if not self._stopping:
-                waiting = [each for each in self.books.all() if each.state == "QUEUED" and each.devices]
+                waiting = [each for each in self.records.all() if each.state == "QUEUED" and each.devices]
                 self._do_each(self._launch, waiting)
             if now > self._strays_after:
                 self._strays_after = now + STRAY_SECONDS
@@ -257,7 +257,7 @@ class Manager:
                 text = traceback.format_exc()
                 if self._troubles.get(record.id) != text:
                     tell(f"job {record.id}:\n{text}")
-                    self.books.version += 1
+                    self.records.version += 1
                 self._troubles[record.id] = text
         return well
 
@@ -266,13 +266,13 @@ class Manager:
         if now < self._backup_after or (self._backing_up is not None and self._backing_up.is_alive()):
             return
         self._backup_after = now + BACKUP_SECONDS
-        if not (backups := self.books.backups).is_due(self._clock()):
+        if not (backups := self.records.backups).is_due(self._clock()):
             return
 
         def make() -> None:
             try:
                 tell(f"the records were copied to {backups.make()}")
-            except LedgerError as error:
+            except RecordsError as error:
                 tell(str(error))
 
         self._backing_up = threading.Thread(target=make, name="backup", daemon=True)
@@ -282,16 +282,16 @@ class Manager:
         """Take over what an earlier manager has left, without touching jobs that run."""
         running, waiting = [], []
         free = set(self.scheduler.placement.devices)
-        if lost := self.books.lost() & free:
+        if lost := self.records.lost() & free:
             self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))
             free -= lost
-        had = [each for each in self.books.all() if description.recall_environment(self.fleet.folder(each.id), each)]
-        self.books.save(had)
-        self._do_each(self._catch_up, [record for record in self.books.all() if not record.is_over])
+        had = [each for each in self.records.all() if description.recall_environment(self.fleet.folder(each.id), each)]
+        self.records.save(had)
+        self._do_each(self._catch_up, [record for record in self.records.all() if not record.is_over])
         for record in self._running_strays():
-            self.books.add_running(record)
+            self.records.add_running(record)
         self._brain.note_arrivals(self._seconds())
-        for record in self.books.all():
+        for record in self.records.all():
             if record.state == "RUNNING":
                 self.fleet.adopt(record.id, record.devices)
                 if record.wish == "down":
@@ -313,12 +313,12 @@ class Manager:
             return  # what has become of it is seen at the first look
         if facts := orphans.caught_up(record, self.fleet.folder(record.id), self._clock()):
             tell(f"job {record.id} is {facts['state']}, though its record says {record.state}: that is older")
-            self.books.update(record, **facts)
+            self.records.update(record, **facts)
 
     def _running_strays(self) -> list[Record]:
         """Jobs of a manager's that run, and of which there is no record."""
         found = []
-        known = {record.id for record in self.books.all()} | self._not_mine
+        known = {record.id for record in self.records.all()} | self._not_mine
         for path in sorted(set((home() / "jobs").glob("*")) - {home() / "jobs" / each for each in known}):
             folder = self.fleet.folder(path.name)
             try:
@@ -333,7 +333,7 @@ class Manager:
 
     def _take_in(self, record: Record) -> None:
         """A job that was found while this manager was at work."""
-        self.books.add_running(record)
+        self.records.add_running(record)
         if record.state == "RUNNING":
             self.fleet.adopt(record.id, record.devices)
             record.devices = []  # the policy says where it should be
@@ -353,9 +353,9 @@ class Manager:
             return
         new = self.fleet.state(record.id)
         self._hear_of_losses(set(new.get("preempted", ())) - set(state.get("preempted", ())))
-        self.books.version += new != state or watch.step != step
+        self.records.version += new != state or watch.step != step
         if self.fleet.holds(record.id) != holds:
-            self.books.chart(record.id, self.fleet.holds(record.id), self._clock())
+            self.records.note_devices(record.id, self.fleet.holds(record.id), self._clock())
         record.resizes, record.failures = new.get("resizes", 0), new.get("failures", 0)
         nodes = new.get("virtual_nodes")
         if isinstance(nodes, int) and nodes >= 1 and nodes != record.virtual_nodes:
@@ -373,16 +373,16 @@ class Manager:
         seen, heard = self.fleet.state(record.id), self.fleet.watch(record.id).last_time
         self.fleet.forget(record.id)
         # One that ended while there was no manager had its devices until it was last heard of.
-        self.books.chart(record.id, (), self._clock() if seen or heard is None else heard)
+        self.records.note_devices(record.id, (), self._clock() if seen or heard is None else heard)
         self._estimated_at.pop(record.id, None)
         text = end.text
         record.trouble = None
         if end.how == fleets.CRASHED:  # it goes on from its last checkpoint
             step = self.fleet.watch(record.id).step
-            self.books.update(record, crashes=record.crashes + 1 if step <= record.last_step else 1, last_step=step)
+            self.records.update(record, crashes=record.crashes + 1 if step <= record.last_step else 1, last_step=step)
             text = f"{text}\nIt ended {record.crashes} times in a row without getting any further."
         elif end.how == fleets.FAILED:
-            self.books.update(record, failed=record.failed + 1)
+            self.records.update(record, failed=record.failed + 1)
         beyond_help = record.failed > record.retries if end.how == fleets.FAILED else record.crashes > MOST_CRASHES
         if end.how == fleets.DONE:
             self._over(record, "DONE")
@@ -400,13 +400,13 @@ class Manager:
 
     def _rest(self, record: Record, state: str) -> None:
         """It does not run, and is not over. The scheduler knows why, or still counts on it."""
-        self.books.update(record, state=state, wish=None, run_seconds=self.run_seconds(record), launched=None)
+        self.records.update(record, state=state, wish=None, run_seconds=self.run_seconds(record), launched=None)
         description.write_state(self.fleet.folder(record.id), record)
 
     def _over(self, record: Record, state: str) -> None:
         facts: dict[str, Any] = {"run_seconds": self.run_seconds(record), "launched": None, "wish": None}
         description.forget_environment(self.fleet.folder(record.id), record)
-        self.books.update(record, state=state, ended=self._clock(), devices=[], **facts)
+        self.records.update(record, state=state, ended=self._clock(), devices=[], **facts)
         description.write_state(self.fleet.folder(record.id), record)
         self._withdraw(record)
 
@@ -417,25 +417,25 @@ class Manager:
     def _launch(self, record: Record) -> None:
         """Start the job on those of its devices that nobody is on any more."""
         devices = self._free_for(record)
-        if len(devices) < min(record.least, len(record.devices)):
+        if len(devices) < min(record.min_devices, len(record.devices)):
             return
         if record.virtual_nodes is None:
-            devices = devices[: record.least]  # on how many it can run is known when it has made its Trainer
+            devices = devices[: record.min_devices]  # on how many it can run is known when it has made its Trainer
         token = self.fleet.prepare(record.id, self._spec(record, devices))
         now = self._clock()
         if token is None:  # a coordinator that another manager has started has come after all
             self.fleet.adopt(record.id, record.devices)
-            self.books.update(record, state="RUNNING", started=record.started or now, launched=now)
+            self.records.update(record, state="RUNNING", started=record.started or now, launched=now)
             return
-        self.books.chart(record.id, devices, self._clock())
+        self.records.note_devices(record.id, devices, self._clock())
         # Written before the start: whoever finds this looks for the launch, and for the lock.
         times = {"started": record.started or now, "launched": now}
-        self.books.update(record, state="RUNNING", token=token, launches=record.launches + 1, **times)
-        if not self.books.is_saved(record):  # nothing starts without a trace
+        self.records.update(record, state="RUNNING", token=token, launches=record.launches + 1, **times)
+        if not self.records.is_saved(record):  # nothing starts without a trace
             launch.withdraw(self.fleet.folder(record.id))
             self.fleet.forget(record.id)
-            self.books.chart(record.id, (), self._clock())
-            self.books.update(record, state="QUEUED", launched=None)
+            self.records.note_devices(record.id, (), self._clock())
+            self.records.update(record, state="QUEUED", launched=None)
             return
         directory = record.directory if Path(record.directory).is_dir() else str(self.fleet.folder(record.id).path)
         try:
@@ -449,10 +449,10 @@ class Manager:
     def _direct(self, record: Record) -> None:
         """Tell a running job where it should be, or that it should stop."""
         if not record.devices and record.wish is None:
-            self.books.update(record, wish="suspend")
+            self.records.update(record, wish="suspend")
         devices = self._free_for(record)
         if record.wish is None and not devices and self._is_in_the_way(record):
-            self.books.update(record, wish="suspend")  # two jobs that change places would wait for each other
+            self.records.update(record, wish="suspend")  # two jobs that change places would wait for each other
         if record.wish is not None:
             self.fleet.stop(record.id, checkpoint=record.wish != "cancel")
         elif record.virtual_nodes is not None and devices:
@@ -461,7 +461,7 @@ class Manager:
     def _is_in_the_way(self, record: Record) -> bool:
         """Whether others are to have what it is on."""
         holds = set(self.fleet.holds(record.id))
-        return any(holds & set(other.devices) for other in self.books.all() if other is not record)
+        return any(holds & set(other.devices) for other in self.records.all() if other is not record)
 
     def _free_for(self, record: Record) -> tuple[str, ...]:
         """Those of a job's devices that no other job is on; the ones it is on come first."""
@@ -469,7 +469,7 @@ class Manager:
         taken = self.fleet.taken({record.id, record.beside, *(state.guests if state is not None else ())})
         mine = self.fleet.holds(record.id)
         wanted = sorted((device for device in record.devices if device not in taken), key=lambda d: d not in mine)
-        return tuple(wanted[: record.wants])
+        return tuple(wanted[: record.max_devices])
 
     def _estimate(self, record: Record, watch: Watch) -> None:
         """What a job will take is learnt as it runs, and policies that care hear of it."""
@@ -480,7 +480,7 @@ class Manager:
         if watch.steps is None or watch.step_seconds is None or not watch.devices:
             return
         # On its full demand, if twice the devices are twice as fast.
-        seconds = max(1.0, watch.steps * watch.step_seconds * watch.devices / record.wants)
+        seconds = max(1.0, watch.steps * watch.step_seconds * watch.devices / record.max_devices)
         known = record.expect_seconds or UNKNOWN_SECONDS
         if not known / SCALE < seconds < known * SCALE:
             self._learn(record, expect_seconds=seconds)
@@ -494,7 +494,7 @@ class Manager:
 
     def _learn(self, record: Record, **facts: Any) -> None:
         before = self._job(record)
-        self.books.update(record, **facts)
+        self.records.update(record, **facts)
         after = self._job(record)
         if after != before and record.id in self.scheduler.jobs:
             self._handle(JobChanged(self._seconds(), after))
@@ -517,7 +517,7 @@ class Manager:
         )
 
     def _new_id(self) -> str:
-        while (job_id := new_job_id()) in self.books or self.fleet.folder(job_id).path.exists():
+        while (job_id := new_job_id()) in self.records or self.fleet.folder(job_id).path.exists():
             pass
         return job_id
 
@@ -529,11 +529,11 @@ def tell(text: str) -> None:
 
 
 def _not_taken(error: Exception) -> VirtualFlowError:
-    lacks_room = isinstance(error, LedgerError) or getattr(error, "errno", None) in NO_ROOM
-    return (LedgerError if lacks_room else ManagerError)(f"the job was not taken in: {error}")
+    lacks_room = isinstance(error, RecordsError) or getattr(error, "errno", None) in NO_ROOM
+    return (RecordsError if lacks_room else ManagerError)(f"the job was not taken in: {error}")
 
 
 def _check_disk() -> None:
     free = shutil.disk_usage(home()).free
     if free < LEAST_FREE_BYTES:
-        raise LedgerError(f"the disk of {home()} is full: {free >> 20} MB are left. Jobs go on; submits must wait.")
+        raise RecordsError(f"the disk of {home()} is full: {free >> 20} MB are left. Jobs go on; submits must wait.")

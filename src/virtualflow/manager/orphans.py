@@ -16,12 +16,13 @@ from typing import Any
 from virtualflow.errors import DamagedError, LaunchError
 from virtualflow.events import STREAM
 from virtualflow.job import lock_holders
-from virtualflow.job.folder import ENDED, JobFolder, JobSpec, read_json
+from virtualflow.job.folder import ENDED, JobFolder, JobSpec
 from virtualflow.job.history import Watch
 from virtualflow.manager import environment
+from virtualflow.manager import record as recorded
 from virtualflow.manager.description import SUBMITTED
 from virtualflow.manager.hung import SERVE
-from virtualflow.manager.records import Record, record_from
+from virtualflow.manager.record import Record
 from virtualflow.system.home import home
 
 
@@ -110,9 +111,8 @@ def adopted(folder: JobFolder, now: float) -> Record:
 
 def _as_submitted(folder: JobFolder) -> Record | None:
     try:
-        told = read_json(folder.path / SUBMITTED)
-        record = record_from({**told, "environment": {}})
-    except (FileNotFoundError, DamagedError, TypeError, ValueError):
+        record = recorded.from_json((folder.path / SUBMITTED).read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return record if record.id == folder.path.name else None
 
@@ -129,7 +129,7 @@ def _as_launched(job_id: str, spec: JobSpec, now: float) -> Record:
         interpreter=sys.executable,
         priority=1.0,
         demand=demand,
-        least=1,
+        min_devices=1,
         submitted=now,
         checkpoint_every=spec.checkpoint_every,
         emulated={},

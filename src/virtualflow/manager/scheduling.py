@@ -1,4 +1,4 @@
-"""The scheduler of a manager: what it decides is noted in the books, and what its policy gets wrong hurts nobody."""
+"""The scheduler of a manager: what it decides is noted in the records, and what its policy gets wrong hurts nobody."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.manager import description, safe_policy
-from virtualflow.manager.books import Books
 from virtualflow.manager.description import Cluster
-from virtualflow.manager.records import Record
+from virtualflow.manager.record import Record
+from virtualflow.manager.records import Records
 from virtualflow.manager.safe_policy import Careful
 
 START_SECONDS = 5.7  # from a job's start to its first step, as measured: docs/performance.md
@@ -40,7 +40,7 @@ class Brain:
         self,
         cluster: Cluster,
         policy: Policy,
-        books: Books,
+        records: Records,
         done: Callable[[Record], float],
         say: Callable[[str], None],
     ) -> None:
@@ -49,15 +49,15 @@ class Brain:
         self.scheduler = Scheduler(cluster.pools, careful_one, Profiled(), start_seconds=START_SECONDS)
         self.trouble = ""  # what the policy's last failure was, until it is well again
         self._cluster = cluster
-        self._books = books
+        self._records = records
         self._done = done
         self._say = say
         self._arrivals: dict[str, float] = {}  # of jobs, on the scheduler's own time
         self._wakes: list[float] = []
 
     def note_arrivals(self, now: float) -> None:
-        """Of the jobs that were there before: in the order of the books, whatever the clock was then."""
-        for record in reversed(self._books.all()):
+        """Of the jobs that were there before: in the order of the records, whatever the clock was then."""
+        for record in reversed(self._records.all()):
             now = self._arrivals[record.id] = min(now, record.submitted)
 
     def note_arrival(self, record: Record, now: float) -> None:
@@ -79,7 +79,7 @@ class Brain:
         """Hear the scheduler, and take down what each job should have."""
         try:
             if self.policy.needs_progress:
-                done = {job_id: self._done(self._books[job_id]) for job_id in self.scheduler.jobs}
+                done = {job_id: self._done(self._records[job_id]) for job_id in self.scheduler.jobs}
                 self.scheduler.handle(Progress(event.seconds, done))
             actions = self.scheduler.handle(event)
         except Exception as error:  # the policy has granted what can't be
@@ -87,13 +87,13 @@ class Brain:
             self._start_anew(event)
             return
         changed = [record for action in actions if (record := self._note(action)) is not None]
-        self._books.save(changed)  # together: no two jobs are ever found to have the same device
+        self._records.save(changed)  # together: no two jobs are ever found to have the same device
 
     def _note(self, action: Action) -> Record | None:
         if isinstance(action, WakeAt):
             heapq.heappush(self._wakes, action.seconds)
             return None
-        record = self._books[action.job_id]
+        record = self._records[action.job_id]
         given = action if isinstance(action, Start | Resize) else None
         record.devices = list(given.devices) if given is not None else []
         record.beside = given.host if given is not None else None
@@ -103,13 +103,13 @@ class Brain:
         told = f"the policy {self.policy.name} has failed: {type(error).__name__}: {error}. Jobs keep what they have."
         if told != self.trouble:
             self._say(f"{told}\n{''.join(traceback.format_exception(error))}")
-            self._books.version += 1
+            self._records.version += 1
         self.trouble = told
 
     def _is_well(self) -> None:
         if self.trouble:
             self._say(f"the policy {self.policy.name} is well again")
-            self._books.version += 1
+            self._records.version += 1
         self.trouble = ""
 
     def _start_anew(self, event: Event) -> None:
@@ -125,7 +125,7 @@ class Brain:
             lost |= set(event.devices)
         elif isinstance(event, DevicesJoined):
             lost -= set(event.devices)
-        records = [record for record in self._books.all() if record.id in ids]
+        records = [record for record in self._records.all() if record.id in ids]
         jobs = []
         for record in records:
             job = self.job(record)
@@ -136,4 +136,4 @@ class Brain:
             jobs.append((job, tuple(record.devices), record.beside))
         self.scheduler = safe_policy.made_anew(self.scheduler, self._cluster.pools, lost, event.seconds, jobs)
         heapq.heappush(self._wakes, event.seconds + safe_policy.RETRY_SECONDS)
-        self._books.save(records)
+        self._records.save(records)

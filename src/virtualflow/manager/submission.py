@@ -13,7 +13,7 @@ from typing import Any
 from virtualflow.core.emulation import Emulated
 from virtualflow.errors import ManagerError
 from virtualflow.manager import environment
-from virtualflow.manager.records import Record
+from virtualflow.manager.record import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Submission:
     name: str = ""
     priority: float = 1.0
     demand: int = 1
-    least: int = 1
+    min_devices: int = 1
     virtual_nodes: int | None = None
     expect_seconds: float | None = None
     retries: int = 0
@@ -45,11 +45,11 @@ class Submission:
         check_priority(self.priority)
         if not 1 <= self.demand <= devices:
             raise ManagerError(f"a demand of {self.demand} can't be met: the cluster has {devices} device(s)")
-        if not 1 <= self.least <= self.demand:
-            raise ManagerError(f"a minimum of {self.least} device(s) does not fit a demand of {self.demand}")
-        if self.virtual_nodes is not None and self.virtual_nodes < self.least:
+        if not 1 <= self.min_devices <= self.demand:
+            raise ManagerError(f"a minimum of {self.min_devices} device(s) does not fit a demand of {self.demand}")
+        if self.virtual_nodes is not None and self.virtual_nodes < self.min_devices:
             raise ManagerError(
-                f"{self.virtual_nodes} virtual node(s) can't run on {self.least} device(s): each device needs one"
+                f"{self.virtual_nodes} virtual node(s) can't run on {self.min_devices} device(s): each device needs one"
             )
         if self.expect_seconds is not None and not 0 < self.expect_seconds < 1e9:
             raise ManagerError(f"an expected time of {self.expect_seconds} s: it must be above 0")
@@ -77,7 +77,7 @@ class Submission:
             interpreter=self.interpreter or sys.executable,
             priority=self.priority,
             demand=self.demand,
-            least=self.least,
+            min_devices=self.min_devices,
             submitted=now,
             virtual_nodes=self.virtual_nodes,
             expect_seconds=self.expect_seconds,

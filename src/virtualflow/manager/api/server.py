@@ -18,7 +18,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 
 from virtualflow import __version__
-from virtualflow.errors import LedgerError, UnknownJobError, VirtualFlowError
+from virtualflow.errors import RecordsError, UnknownJobError, VirtualFlowError
 from virtualflow.manager.api import prometheus, views
 from virtualflow.manager.api.guard import Guard
 from virtualflow.manager.api.views import Source, View
@@ -84,7 +84,7 @@ class Server:
 
 def _add_errors(api: FastAPI) -> None:
     def refuse(request: Request, error: Exception) -> JSONResponse:
-        status = 404 if isinstance(error, UnknownJobError) else 507 if isinstance(error, LedgerError) else 409
+        status = 404 if isinstance(error, UnknownJobError) else 507 if isinstance(error, RecordsError) else 409
         return JSONResponse({"detail": str(error)}, status)
 
     def explain(request: Request, error: Exception) -> JSONResponse:
@@ -125,7 +125,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             name=body.name,
             priority=body.priority,
             demand=body.demand,
-            least=body.min,
+            min_devices=body.min,
             virtual_nodes=body.virtual_nodes,
             expect_seconds=body.expect_seconds,
             retries=body.retries,

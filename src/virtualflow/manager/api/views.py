@@ -16,7 +16,7 @@ from virtualflow.job.folder import ENDED, JobFolder
 from virtualflow.job.history import Watch
 from virtualflow.job.output import LEAD_LOG
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Record
+from virtualflow.manager.record import Record
 from virtualflow.manager.submission import Submission
 
 View = dict[str, Any]
@@ -60,7 +60,7 @@ class ClusterSource:
 
     @property
     def version(self) -> int:
-        return self.manager.books.version
+        return self.manager.records.version
 
     def lose(self, device: str) -> None:
         self.manager.lose([device])
@@ -69,18 +69,18 @@ class ClusterSource:
         self.manager.give_back([device])
 
     def folder(self, job_id: str) -> JobFolder:
-        return self.manager.fleet.folder(self.manager.books[job_id].id)
+        return self.manager.fleet.folder(self.manager.records[job_id].id)
 
     def watch(self, job_id: str) -> Watch:
         with self.manager.lock:
-            return self.manager.fleet.watch(self.manager.books[job_id].id)
+            return self.manager.fleet.watch(self.manager.records[job_id].id)
 
     def state(self) -> View:
         manager = self.manager
         with manager.lock:
             now = time.time()
             places = {state.id: place for place, state in enumerate(manager.scheduler.snapshot().queue)}
-            records = manager.books.all()
+            records = manager.records.all()
             ended = [record.id for record in records if record.is_over]
             hidden = set(ended[:-MOST_ENDED])
             cluster = {
@@ -98,14 +98,14 @@ class ClusterSource:
     def history(self) -> View:
         manager = self.manager
         with manager.lock:
-            segments = [segment | {"types": _types(segment["devices"])} for segment in manager.books.segments()]
-            names = {record.id: record.name for record in manager.books.all()}
+            segments = [segment | {"types": _types(segment["devices"])} for segment in manager.records.segments()]
+            names = {record.id: record.name for record in manager.records.all()}
         return {"segments": [segment | {"name": names.get(segment["job"], segment["job"])} for segment in segments]}
 
     def job(self, job_id: str) -> View:
         manager = self.manager
         with manager.lock:
-            record = manager.books[job_id]
+            record = manager.records[job_id]
             places = {state.id: place for place, state in enumerate(manager.scheduler.snapshot().queue)}
             watch = manager.fleet.watch(job_id)
             view = self._job(record, time.time(), places.get(job_id))
@@ -134,8 +134,8 @@ class ClusterSource:
             "state": manager.state_of(record),
             "devices": list(manager.fleet.holds(record.id)) if record.state == "RUNNING" else [],
             "demand": record.demand,
-            "want": record.wants,
-            "min": record.least,
+            "want": record.max_devices,
+            "min": record.min_devices,
             "cap": record.cap,
             "virtual_nodes": record.virtual_nodes,
             "mapping": {worker["device"]: worker["virtual_nodes"] for worker in live.get("workers", [])},
@@ -153,7 +153,7 @@ class ClusterSource:
     def _devices(self) -> list[View]:
         manager = self.manager
         by_device = {
-            device: record.id for record in manager.books.running() for device in manager.fleet.holds(record.id)
+            device: record.id for record in manager.records.running() for device in manager.fleet.holds(record.id)
         }
         placement = manager.scheduler.placement
         return [
@@ -339,8 +339,8 @@ def reason(manager: Manager, record: Record, place: int | None) -> str:
         return f"paused by its owner: vf resume {record.id}"
     if record.state == "QUEUED":
         return _why_waiting(manager, record, place)
-    if record.state == "RUNNING" and len(record.devices) < record.wants:
-        return f"{record.wants - len(record.devices)} more device(s) would be of use, but others have a claim to them"
+    if record.state == "RUNNING" and (lacks := record.max_devices - len(record.devices)) > 0:
+        return f"{lacks} more device(s) would be of use, but others have a claim to them"
     return ""
 
 
@@ -348,7 +348,7 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
     if record.devices:
         others = sorted(
             other.name
-            for other in manager.books.running()
+            for other in manager.records.running()
             if other.id != record.id and set(manager.fleet.holds(other.id)) & set(record.devices)
         )
         return f"starts when {', '.join(others)} has left its devices" if others else "starts now"
@@ -362,7 +362,7 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
         return f"its turn may come with the next round, every {manager.policy.round_seconds:.0f} s"
     ahead = f"{place} job(s) are before it, and " if place else ""
     if snapshot.idle:
-        least = record.least if record.least > snapshot.idle else record.wants
+        least = record.min_devices if record.min_devices > snapshot.idle else record.max_devices
         return f"{ahead}only {snapshot.idle} device(s) are free, which is not enough for its {least}"
     return f"{ahead}all {snapshot.devices} device(s) are with jobs that need not give way"
 

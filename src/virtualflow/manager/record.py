@@ -1,0 +1,73 @@
+"""One submitted job as the manager remembers it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+
+from virtualflow.job.folder import ENDED, STATES
+
+
+@dataclass(slots=True)
+class Record:
+    """What a job's owner asked for, and how far it has come."""
+
+    id: str
+    name: str
+    script: str
+    arguments: list[str]
+    directory: str
+    environment: dict[str, str]  # not written here, but in the job's folder until it is over
+    interpreter: str
+    priority: float
+    demand: int
+    min_devices: int
+    submitted: float  # seconds since the epoch, as all times here
+    virtual_nodes: int | None = None  # as its owner says, or learnt when it runs
+    expect_seconds: float | None = None  # on the full demand
+    retries: int = 0
+    checkpoint_every: int = 0
+    emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device type, for this job alone
+    cap: int | None = None  # devices, at most, until `resize JOB auto`
+    state: str = "QUEUED"
+    wish: str | None = None  # why it is being stopped: pause, cancel, suspend, down
+    devices: list[str] = field(default_factory=list)  # what the scheduler has given it
+    beside: str | None = None  # the job whose devices it shares
+    launches: int = 0
+    token: str | None = None  # of the last launch
+    crashes: int = 0  # of its coordinator, since it last made a step
+    last_step: int = 0
+    failed: int = 0
+    resizes: int = 0
+    failures: int = 0
+    started: float | None = None
+    ended: float | None = None
+    run_seconds: float = 0.0  # before the present launch
+    launched: float | None = None
+    failure: str | None = None
+    trouble: str | None = None  # why it was put to rest without having been asked for
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES:
+            raise ValueError(f"{self.state!r} is no state of a job")
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def max_devices(self) -> int:
+        """Devices that it can use."""
+        return min(limit for limit in (self.demand, self.cap, self.virtual_nodes) if limit is not None)
+
+
+def to_json(record: Record) -> str:
+    return json.dumps(asdict(record) | {"environment": {}})
+
+
+def from_json(text: str | bytes) -> Record:
+    """What ``to_json`` made, by this version or another. Raises ValueError if that makes no sense."""
+    return msgspec.convert(json.loads(text), Record)
