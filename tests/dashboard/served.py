@@ -12,6 +12,7 @@ from typing import Any
 
 from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
+from virtualflow.job.job_description import JobDescription
 from virtualflow.job.listener import listen
 from virtualflow.manager.api.connections import Limits
 from virtualflow.manager.api.server import Server
@@ -71,7 +72,7 @@ class Site:
 
     def a_job(self) -> str:
         """One that waits for ever: nobody drives this manager."""
-        return self.manager.submit(Submission("job.py", {"job.py": ""}))
+        return self.manager.submit(Submission(JobDescription("job.py"), {"job.py": ""}))
 
     def state_of(self, job: str) -> str:
         return self.manager.records[job].state

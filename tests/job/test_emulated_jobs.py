@@ -10,6 +10,7 @@ from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.emulation import Emulated
 from virtualflow.errors import ManagerError
+from virtualflow.job.job_description import JobDescription
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
@@ -21,7 +22,7 @@ OWN = Emulated(points=((8, 0.4),), update_seconds=0.01, communication=((2, 0.02)
 
 
 def submission(**facts: object) -> Submission:
-    return Submission(script="train.py", modules={"train.py": "print()"}, **facts)  # type: ignore[arg-type]
+    return Submission(JobDescription("train.py", **facts), {"train.py": "print()"})  # type: ignore[arg-type]
 
 
 @pytest.fixture

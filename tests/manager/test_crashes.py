@@ -16,6 +16,7 @@ from tests.manager.worlds import SCRIPT, Starts, World, job, launched, starts, w
 from virtualflow.errors import ManagerError, RecordsError
 from virtualflow.job import control, launch
 from virtualflow.job.folder import JobFolder
+from virtualflow.job.job_description import JobDescription
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
 
@@ -287,8 +288,8 @@ def test_what_a_manager_does_not_take(world: World) -> None:
             manager.submit(job(**options))
     for modules in ({"../outside.py": "", **SCRIPT}, {"a" * 300 + ".py": "", **SCRIPT}, {"a": "", "a/b": "", **SCRIPT}):
         with pytest.raises(ManagerError, match="the job was not taken in"):
-            manager.submit(Submission("job.py", modules))
+            manager.submit(Submission(JobDescription("job.py"), modules))
     with pytest.raises(ManagerError, match="not among the modules"):
-        manager.submit(Submission("job.py", {}))
+        manager.submit(Submission(JobDescription("job.py"), {}))
     assert manager.records.all() == []
     assert list((world.path.parent / "jobs").glob("*")) == []

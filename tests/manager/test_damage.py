@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.manager.managed import until
-from tests.manager.worlds import SCRIPT, Starts, World, job, launched, starts, world
+from tests.manager.worlds import Starts, World, job, launched, starts, world
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import DevicesJoined
 from virtualflow.cluster.policies.base import Decision, Grant, Policy
@@ -77,7 +77,7 @@ def test_what_can_not_be_read_is_read_again_and_a_finished_job_is_not_run_again(
 
 def test_whether_a_job_runs_is_never_guessed(vf_home: Path) -> None:
     folder = JobFolder(vf_home / "jobs" / "a")
-    folder.create(JobSpec("a", __file__, (), ("0",)))
+    folder.create(JobSpec.of("a", __file__, (), ("0",)))
     with folder.locked(), no_descriptors():
         for look in (folder.is_locked, folder.read_state, folder.read_counts):
             with pytest.raises(OSError, match="Too many open files"):
@@ -218,7 +218,7 @@ def test_what_a_job_leaves_behind_does_not_keep_its_devices(vf_home: Path, monke
     said: list[str] = []
     fleet = Fleet(patience_seconds=0.02, say=said.append)
     folder = fleet.folder("a")
-    folder.create(JobSpec("a", __file__, (), ("0",)))
+    folder.create(JobSpec.of("a", __file__, (), ("0",)))
     with folder.locked() as lock:
         command = [sys.executable, "-c", "import time; time.sleep(1000)"]
         left = subprocess.Popen(command, pass_fds=[lock])
@@ -328,9 +328,10 @@ def test_time_goes_on_after_the_clock_was_set_back(world: World, starts: Starts)
 def stray_of(manager: Manager, vf_home: Path, name: str) -> JobFolder:
     """A folder that a submit has made which was never answered."""
     folder = JobFolder(vf_home / "jobs" / name)
-    record = job(demand=2, priority=3.0).record(name, 1.0)
+    submitted = job(demand=2, priority=3.0)
+    record = submitted.record(name, 1.0)
     folder.make()
-    description.write_folder(folder, record, manager._spec(record, ()), SCRIPT)
+    description.write_folder(folder, record, manager._spec(record, ()), submitted)
     return folder
 
 
@@ -370,7 +371,7 @@ def test_strays_of_any_kind_are_listed_and_kept(world: World, starts: Starts, vf
     damaged = stray_of(manager, vf_home, "damaged")
     for path in damaged.path.glob("*.json"):
         path.write_bytes(b"")
-    JobFolder(vf_home / "jobs" / "run").create(JobSpec("run", __file__, (), ("0",)))  # by `vf run`: no orphan
+    JobFolder(vf_home / "jobs" / "run").create(JobSpec.of("run", __file__, (), ("0",)))  # by `vf run`: no orphan
     again = world.manager()
     again.tick()
     told = {each["id"]: each for each in again.orphans()}
@@ -506,7 +507,7 @@ def test_one_damaged_record_is_left_alone_and_told(world: World, starts: Starts)
 
 def test_an_answer_that_makes_no_sense_is_no_traceback(vf_home: Path) -> None:
     folder = JobFolder(vf_home / "jobs" / "a")
-    folder.create(JobSpec("a", __file__, (), ("0",)))
+    folder.create(JobSpec.of("a", __file__, (), ("0",)))
     for answer in (b"[]\n", b"nonsense\n", b"\xff\n", b"null\n"):
         with control.listen(folder) as listening:
             listening.setblocking(True)

@@ -15,6 +15,7 @@ from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.core.devices import parse_pools
 from virtualflow.job import launch
+from virtualflow.job.job_description import JobDescription
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.fleet import Fleet, Surroundings
 from virtualflow.manager.manager import Manager
@@ -83,5 +84,5 @@ def launched(manager: Manager, starts: Starts) -> Iterator[None]:
         yield
 
 
-def job(**options: Any) -> Submission:
-    return Submission("job.py", SCRIPT, **options)
+def job(arguments: tuple[str, ...] = (), **options: Any) -> Submission:
+    return Submission(JobDescription("job.py", arguments), SCRIPT, **options)

@@ -8,16 +8,18 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from virtualflow.errors import DamagedError, LaunchError
+from virtualflow.job.job_description import JobDescription
 from virtualflow.job.lock_holders import holders_of_removed
 from virtualflow.program.capture import take
 from virtualflow.program.manifest import Program
 from virtualflow.system import private_files
-from virtualflow.system.hash_seed import hash_seed_of
 from virtualflow.system.home import home
 
 STATES = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "PAUSED", "DONE", "FAILED", "CANCELLED")
@@ -31,31 +33,82 @@ LOCK_SECONDS = 1.0  # a verb that only looks holds the lock for an instant
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A job as ``vf run`` was told it."""
+    """A job and how it is to be launched: on which devices, by which backend, and who else may join."""
 
     job_id: str
-    script: str
-    arguments: tuple[str, ...]
+    description: JobDescription
     devices: tuple[str, ...]
-    owners: tuple[int, ...] | None = None
     patience_seconds: float = 30.0
-    threads_per_device: int = 1
-    device_type: str = "auto"
-    audit: bool = False
     replace_lost: bool = True
-    checkpoint_every: int = 0
     listen: str | None = None  # HOST:PORT, for workers from other launchers
     token_file: str | None = None
-    emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device: those that stand for others
-    node_sizes: tuple[int, ...] | None = None  # a plan's
     workload: dict[str, Any] | None = None  # the profiles by which virtual nodes are mapped
     rebalance: bool = False
-    profiling: dict[str, Any] | None = None
     pinned: dict[str, str] = field(default_factory=dict)  # by device: the machine that it is on, if that is decided
-    managed: bool = False  # a manager says how many devices it has
+    managed: bool = False  # a manager decides how many devices it has
     backend: str = "local"  # or "ray"
-    from_checkpoint: str | None = None  # a file that the job goes on from, as long as it has none of its own
-    hash_seed: str = field(default_factory=lambda: hash_seed_of(os.environ))
+
+    @classmethod
+    def of(cls, job_id: str, script: str, arguments: Sequence[str], devices: Sequence[str], **options: Any) -> JobSpec:
+        """The spec with *options* of both kinds: the description's and the launch's."""
+        described, launched = _split(options)
+        return cls(job_id, JobDescription(script, tuple(arguments), **described), tuple(devices), **launched)
+
+    def changed(self, **options: Any) -> JobSpec:
+        """The same with other *options* of both kinds."""
+        described, launched = _split(options)
+        return replace(self, description=replace(self.description, **described), **launched)
+
+    @property
+    def script(self) -> str:
+        return self.description.script
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return self.description.arguments
+
+    @property
+    def threads_per_device(self) -> int:
+        return self.description.threads_per_device
+
+    @property
+    def device_type(self) -> str:
+        return self.description.device_type
+
+    @property
+    def audit(self) -> bool:
+        return self.description.audit
+
+    @property
+    def checkpoint_every(self) -> int:
+        return self.description.checkpoint_every
+
+    @property
+    def owners(self) -> tuple[int, ...] | None:
+        return self.description.owners
+
+    @property
+    def node_sizes(self) -> tuple[int, ...] | None:
+        return self.description.node_sizes
+
+    @property
+    def emulated(self) -> dict[str, dict[str, Any]]:
+        return self.description.emulated
+
+    @property
+    def profiling(self) -> dict[str, Any] | None:
+        return self.description.profiling
+
+    @property
+    def hash_seed(self) -> str:
+        return self.description.hash_seed
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of the description, and those of the launch."""
+    names = {each.name for each in fields(JobDescription)}
+    described = {name: value for name, value in options.items() if name in names}
+    return described, {name: value for name, value in options.items() if name not in names}
 
 
 class JobFolder:
@@ -105,12 +158,9 @@ class JobFolder:
 
     def spec(self) -> JobSpec:
         """What the job was told. Raises DamagedError if that can't be read any more."""
-        fields = read_json(self._spec)
-        lists = ("arguments", "devices", "owners", "node_sizes")
         try:
-            checked: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in fields.items()}
-            return JobSpec(**checked)
-        except TypeError as error:
+            return msgspec.convert(read_json(self._spec), JobSpec)
+        except msgspec.ValidationError as error:
             raise DamagedError(f"{self._spec} was written by another version, or is damaged: {error}") from error
 
     def write_state(self, state: dict[str, Any]) -> None:
@@ -185,7 +235,7 @@ class JobFolder:
     def began_from(self) -> Path | None:
         """The checkpoint of another job, or of the script's own, that this one was told to go on from."""
         try:
-            given = self.spec().from_checkpoint
+            given = self.spec().description.from_checkpoint
         except (OSError, DamagedError):  # others say so
             return None
         return Path(given) if given is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,7 @@ def kept(folder: Path) -> dict[str, str]:
 
 
 def erase(folder: Path) -> None:
-    """The job is over: what it was told in confidence goes."""
-    for name in (FILE, f".{FILE}.partial"):
-        (folder / name).unlink(missing_ok=True)
+    """The job is over: its variables go, with the secrets that may be among them."""
+    with contextlib.suppress(OSError):
+        for name in (FILE, f".{FILE}.partial"):
+            (folder / name).unlink(missing_ok=True)

@@ -92,7 +92,7 @@ class Manager:
             except OSError as error:
                 raise _not_taken(error) from error
             try:
-                description.write_folder(folder, record, self._spec(record, ()), submission.modules)
+                description.write_folder(folder, record, self._spec(record, ()), submission)
                 self.records.add(record)
             except (OSError, ValueError, VirtualFlowError) as error:
                 shutil.rmtree(folder.path, ignore_errors=True)  # made a moment ago, by this very call
@@ -285,8 +285,6 @@ class Manager:
         if lost := self.records.lost() & free:
             self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))
             free -= lost
-        had = [each for each in self.records.all() if description.recall_environment(self.fleet.folder(each.id), each)]
-        self.records.save(had)
         self._do_each(self._catch_up, [record for record in self.records.all() if not record.is_over])
         for record in self._running_strays():
             self.records.add_running(record)
@@ -405,7 +403,7 @@ class Manager:
 
     def _over(self, record: Record, state: str) -> None:
         facts: dict[str, Any] = {"run_seconds": self.run_seconds(record), "launched": None, "wish": None}
-        description.forget_environment(self.fleet.folder(record.id), record)
+        environment.erase(self.fleet.folder(record.id).path)
         self.records.update(record, state=state, ended=self._clock(), devices=[], **facts)
         description.write_state(self.fleet.folder(record.id), record)
         self._withdraw(record)

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def described(folder: JobFolder) -> dict[str, Any]:
     told |= {"step": watch.step, "checkpoint": str(checkpoint) if checkpoint else None}
     try:
         record = record_of(folder, time.time())
-        told |= {"name": record.name, "script": record.script}
+        told |= {"name": record.name, "script": record.description.script}
         state = folder.read_state()
         told |= {"state": state["state"], "reason": state.get("reason", "")}
     except (OSError, DamagedError) as error:
@@ -83,7 +84,7 @@ def record_of(folder: JobFolder, now: float) -> Record:
     devices = [worker["device"] for worker in state["workers"]]
     record = _as_submitted(folder) or _as_launched(folder.path.name, folder.spec(), now)
     record.devices, record.virtual_nodes = devices, state.get("virtual_nodes") or record.virtual_nodes
-    record.state, record.environment = "PAUSED", dict(os.environ)
+    record.state = "PAUSED"
     record.resizes, record.failures = state.get("resizes", 0), state.get("failures", 0)
     for pid in lock_holders.holders(folder.lock):
         words = lock_holders.words_of(pid)
@@ -91,7 +92,6 @@ def record_of(folder: JobFolder, now: float) -> Record:
             record.state, record.started, record.launched, record.launches = "RUNNING", now, now, 1
             record.interpreter = words[0]
             record.directory = lock_holders.directory_of(pid) or record.directory
-            record.environment = lock_holders.environment_of(pid) or record.environment
     if folder.is_locked():  # by its coordinator, or by workers that outlive it for a moment
         record.state, record.started, record.launched = "RUNNING", record.started or now, record.launched or now
     return record
@@ -101,12 +101,18 @@ def adopted(folder: JobFolder, now: float) -> Record:
     """The job of *folder*, with the variables that it was submitted with, or others for its next launch."""
     record = record_of(folder, now)
     try:
-        record.environment = environment.kept(folder.path)
+        environment.kept(folder.path)
     except LaunchError:
-        record.environment = environment.allowed(record.environment)
         with contextlib.suppress(OSError):
-            environment.keep(folder.path, record.environment)
+            environment.keep(folder.path, environment.allowed(_coordinator_variables(folder) or dict(os.environ)))
     return record
+
+
+def _coordinator_variables(folder: JobFolder) -> dict[str, str] | None:
+    for pid in lock_holders.holders(folder.lock):
+        if SERVE in lock_holders.words_of(pid):
+            return lock_holders.environment_of(pid)
+    return None
 
 
 def _as_submitted(folder: JobFolder) -> Record | None:
@@ -122,15 +128,11 @@ def _as_launched(job_id: str, spec: JobSpec, now: float) -> Record:
     return Record(
         id=job_id,
         name=Path(spec.script).stem or job_id,
-        script=spec.script,
-        arguments=list(spec.arguments),
+        description=replace(spec.description, emulated={}),
         directory=str(Path(spec.script).parent),
-        environment={},
         interpreter=sys.executable,
         priority=1.0,
         demand=demand,
         min_devices=1,
         submitted=now,
-        checkpoint_every=spec.checkpoint_every,
-        emulated={},
     )

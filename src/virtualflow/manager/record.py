@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import msgspec
 
 from virtualflow.job.folder import ENDED, STATES
+from virtualflow.job.job_description import JobDescription
 
 
 @dataclass(slots=True)
@@ -17,10 +17,8 @@ class Record:
 
     id: str
     name: str
-    script: str
-    arguments: list[str]
+    description: JobDescription  # its variables are in the job's folder alone, because records are copied
     directory: str
-    environment: dict[str, str]  # not written here, but in the job's folder until it is over
     interpreter: str
     priority: float
     demand: int
@@ -29,8 +27,6 @@ class Record:
     virtual_nodes: int | None = None  # as its owner says, or learnt when it runs
     expect_seconds: float | None = None  # on the full demand
     retries: int = 0
-    checkpoint_every: int = 0
-    emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device type, for this job alone
     cap: int | None = None  # devices, at most, until `resize JOB auto`
     state: str = "QUEUED"
     wish: str | None = None  # why it is being stopped: pause, cancel, suspend, down
@@ -65,7 +61,7 @@ class Record:
 
 
 def to_json(record: Record) -> str:
-    return json.dumps(asdict(record) | {"environment": {}})
+    return json.dumps(asdict(record))
 
 
 def from_json(text: str | bytes) -> Record:

@@ -189,7 +189,6 @@ class Records:
                 )
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
-            self._connection.execute("PRAGMA secure_delete=ON")
             if writer is not None and writer != __version__:
                 self.backups.make(f"before-{__version__}")
             self._connection.executescript(SCHEMA)

@@ -6,23 +6,23 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from virtualflow.core.emulation import Emulated
 from virtualflow.errors import ManagerError
+from virtualflow.job.job_description import JobDescription
 from virtualflow.manager import environment
 from virtualflow.manager.record import Record
+from virtualflow.system.hash_seed import hash_seed_of
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
     """*modules* is a snapshot of the script and of what lies beside it, by relative path."""
 
-    script: str
+    description: JobDescription
     modules: Mapping[str, str]
-    arguments: tuple[str, ...] = ()
     directory: str = "."
     environment: Mapping[str, str] | None = None  # None: what jobs get of the manager's
     interpreter: str | None = None
@@ -33,8 +33,6 @@ class Submission:
     virtual_nodes: int | None = None
     expect_seconds: float | None = None
     retries: int = 0
-    checkpoint_every: int = 0
-    emulated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by device type, for this job alone
 
     def check(self, devices: int) -> None:
         """Whether a cluster with so many devices can take it."""
@@ -53,27 +51,31 @@ class Submission:
             )
         if self.expect_seconds is not None and not 0 < self.expect_seconds < 1e9:
             raise ManagerError(f"an expected time of {self.expect_seconds} s: it must be above 0")
-        names = [*self.modules, self.script, self.directory, self.interpreter or "", *self.arguments]
-        if any("\0" in each for each in (*names, *(self.environment or {}), *(self.environment or {}).values())):
+        job, variables = self.description, self.environment or {}
+        names = [*self.modules, job.script, self.directory, self.interpreter or "", *job.arguments]
+        if any("\0" in text for text in (*names, *variables, *variables.values())):
             raise ManagerError("a zero byte can be in no path, argument or variable")
-        if any(not name or "=" in name for name in self.environment or ()):
+        if any(not name or "=" in name for name in variables):
             raise ManagerError("the name of an environment variable is empty, or has a = in it")
-        for name, facts in self.emulated.items():
+        for name, facts in job.emulated.items():
             try:
                 Emulated.from_json(facts)
             except (TypeError, ValueError) as error:
                 raise ManagerError(f"{name} can't be emulated like that: {error}") from error
-        if Path(self.script).name not in self.modules:
-            raise ManagerError(f"the script {self.script} is not among the modules that came with it")
+        if Path(job.script).name not in self.modules:
+            raise ManagerError(f"the script {job.script} is not among the modules that came with it")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the job gets of its owner's environment, or without one of this process's."""
+        return environment.allowed(os.environ) if self.environment is None else dict(self.environment)
 
     def record(self, job_id: str, now: float) -> Record:
         return Record(
             id=job_id,
-            name=self.name or Path(self.script).stem,
-            script=self.script,
-            arguments=list(self.arguments),
+            name=self.name or Path(self.description.script).stem,
+            description=replace(self.description, hash_seed=hash_seed_of(self.variables)),
             directory=self.directory,
-            environment=environment.allowed(os.environ) if self.environment is None else dict(self.environment),
             interpreter=self.interpreter or sys.executable,
             priority=self.priority,
             demand=self.demand,
@@ -82,8 +84,6 @@ class Submission:
             virtual_nodes=self.virtual_nodes,
             expect_seconds=self.expect_seconds,
             retries=self.retries,
-            checkpoint_every=self.checkpoint_every,
-            emulated={name: dict(facts) for name, facts in self.emulated.items()},
         )
 
 

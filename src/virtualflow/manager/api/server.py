@@ -6,10 +6,12 @@ import asyncio
 import html
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
+import msgspec
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
@@ -19,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from virtualflow import __version__
 from virtualflow.errors import RecordsError, UnknownJobError, VirtualFlowError
+from virtualflow.job.job_description import JobDescription
 from virtualflow.manager.api import prometheus, views
 from virtualflow.manager.api.guard import Guard
 from virtualflow.manager.api.views import Source, View
@@ -116,9 +119,8 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             about: dict[str, Any] = {"arguments": body.arguments, "environment": body.environment}
             modules = take(Path(body.script), directory=directory, waits=True, **about).modules
         submission = Submission(
-            script=body.script,
+            description=_description(body),
             modules=modules,
-            arguments=tuple(body.arguments),
             directory=directory,
             environment=body.environment,
             interpreter=body.interpreter,
@@ -129,8 +131,6 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             virtual_nodes=body.virtual_nodes,
             expect_seconds=body.expect_seconds,
             retries=body.retries,
-            checkpoint_every=body.checkpoint_every,
-            emulated=body.emulated,
         )
         return {"id": source.submit(submission)}
 
@@ -164,6 +164,12 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
         ("cancel", "End for good."),
     ):
         _add_verb(api, source, verb, told, refusals)
+
+
+def _description(body: Submit) -> JobDescription:
+    """What *body* says of the job itself."""
+    names = {each.name for each in fields(JobDescription)} & Submit.model_fields.keys()
+    return msgspec.convert({name: getattr(body, name) for name in names}, JobDescription)
 
 
 def _plain(value: Any) -> JSONResponse:

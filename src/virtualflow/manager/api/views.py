@@ -110,8 +110,8 @@ class ClusterSource:
             watch = manager.fleet.watch(job_id)
             view = self._job(record, time.time(), places.get(job_id))
             facts = {
-                "script": record.script,
-                "arguments": record.arguments,
+                "script": record.description.script,
+                "arguments": list(record.description.arguments),
                 "folder": record.directory,
                 "interpreter": record.interpreter,
                 "events": list(watch.notable),
