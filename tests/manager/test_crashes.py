@@ -13,6 +13,7 @@ import pytest
 
 from tests.manager.managed import until
 from tests.manager.worlds import SCRIPT, Starts, World, job, launched, starts, world
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import ManagerError, RecordsError
 from virtualflow.job import control, launch
 from virtualflow.job.folder import JobFolder
@@ -93,8 +94,7 @@ def test_no_two_jobs_are_found_with_the_same_device_wherever_a_manager_dies(worl
     assert len(devices) == len(set(devices)) == 4
     # And if a full disk had left such records, the first one keeps its devices.
     for record in manager.records.all():
-        record.state, record.devices = "RUNNING", ["cpu:0", "cpu:1"] if ":" in devices[0] else ["0", "1"]
-        manager.records.update(record)
+        manager.records.update(record.id, state=JobState.RUNNING, devices=("0", "1"))
     again = world.manager()
     given = [device for job_id in ids for device in again.records[job_id].devices]
     assert len(given) == len(set(given))
@@ -123,7 +123,7 @@ def test_a_pause_can_be_taken_back_and_who_paused_has_no_claim_to_what_he_had(wo
     manager.tick()
     with launched(manager, starts):
         manager.pause(first)
-        assert manager.records[first].devices == []
+        assert manager.records[first].devices == ()
         manager.resume(first)  # it is about to stop, and goes on then
         assert manager.records[first].wish == "suspend"
         assert len(manager.records[first].devices) == 4
@@ -136,7 +136,7 @@ def test_a_pause_can_be_taken_back_and_who_paused_has_no_claim_to_what_he_had(wo
     second = again.submit(job(demand=4, min_devices=4, virtual_nodes=4))
     again.resume(first)
     again.tick()
-    assert (again.records[first].state, again.records[first].devices) == ("QUEUED", [])
+    assert (again.records[first].state, again.records[first].devices) == ("QUEUED", ())
     assert [job_id for job_id, _ in starts.made] == [first, second]
 
 
@@ -204,7 +204,7 @@ def test_without_a_place_for_the_intent_nothing_starts(
 
 
 def test_a_full_disk_is_noticed_before_it_hurts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("virtualflow.manager.manager.LEAST_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr("virtualflow.manager.manager.MIN_FREE_BYTES", 1 << 62)
     with pytest.raises(RecordsError, match=r"the disk of .* is full: \d+ MB are left. Jobs go on; submits must wait."):
         world.manager().submit(job())
 
@@ -265,9 +265,10 @@ def test_two_jobs_that_are_to_change_places_do_not_wait_for_each_other(world: Wo
     with manager.fleet.folder(first.id).locked(), manager.fleet.folder(second.id).locked():
         for record, (_, token) in zip((first, second), starts.made, strict=True):
             launch.take(manager.fleet.folder(record.id), token)
-        first.devices, second.devices = second.devices, first.devices
+        manager.records.update(first.id, devices=second.devices)
+        manager.records.update(second.id, devices=first.devices)
         manager.tick()
-        assert "suspend" in (first.wish, second.wish)
+        assert "suspend" in [manager.records[each].wish for each in ids]
 
 
 def test_what_a_manager_does_not_take(world: World) -> None:

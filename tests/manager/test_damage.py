@@ -31,8 +31,9 @@ from virtualflow.core.devices import parse_pools
 from virtualflow.errors import DamagedError, LaunchError, RecordsError
 from virtualflow.job import control, launch
 from virtualflow.job.folder import JobFolder, JobSpec, write_json
-from virtualflow.manager import description, safe_policy
+from virtualflow.manager import description, lifecycle, safe_policy
 from virtualflow.manager.fleet import Fleet
+from virtualflow.manager.lifecycle import HowEnded
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
 
@@ -69,10 +70,10 @@ def test_what_can_not_be_read_is_read_again_and_a_finished_job_is_not_run_again(
     with no_descriptors():
         manager.tick()
         assert manager.records[job_id].state == "RUNNING"
-        assert "Too many open files" in manager.trouble_of(job_id)
+        assert "Too many open files" in manager.problem_of(job_id)
     manager.tick()
     assert (manager.records[job_id].state, manager.records[job_id].launches) == ("DONE", 1)
-    assert manager.trouble_of(job_id) == ""
+    assert manager.problem_of(job_id) == ""
 
 
 def test_whether_a_job_runs_is_never_guessed(vf_home: Path) -> None:
@@ -140,7 +141,7 @@ def test_a_job_whose_end_nobody_can_tell_waits_for_a_decision(world: World, star
     starts.processes[0].wait()
     manager.tick()
     record = manager.records[job_id]
-    assert (record.state, record.devices, len(starts.made)) == ("PAUSED", [], 1)
+    assert (record.state, record.devices, len(starts.made)) == ("PAUSED", (), 1)
     assert "nobody knows how" in (record.trouble or "")
     assert f"vf resume {job_id}" in (record.trouble or "")
     whole = manager.submit(job(demand=4, min_devices=4))
@@ -148,6 +149,7 @@ def test_a_job_whose_end_nobody_can_tell_waits_for_a_decision(world: World, star
     manager.cancel(whole)
     manager.resume(job_id)
     manager.tick()
+    record = manager.records[job_id]
     assert (record.state, record.trouble, len(starts.made)) == ("RUNNING", None, 2)
 
 
@@ -202,7 +204,7 @@ def test_no_job_gets_a_device_that_a_silent_coordinator_may_have_been_moved_to(
         workers = [{"device": at, "virtual_nodes": [0, 1]}]
         state = {"state": "RUNNING", "workers": workers, "generation": 0, "virtual_nodes": 2, "wanted": [at]}
         manager.fleet.folder(first).write_state(state)
-        manager.records[first].demand = 2
+        manager.records.update(first, demand=2)
         manager.tick()  # it is to grow, and does not answer
         assert sorted(manager.records[first].devices) == ["0", "1"]
         manager.tick()
@@ -211,12 +213,13 @@ def test_no_job_gets_a_device_that_a_silent_coordinator_may_have_been_moved_to(
         assert manager.fleet.taken(()) == {"0", "1"}
 
 
-def test_what_a_job_leaves_behind_does_not_keep_its_devices(vf_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_job_leaves_behind_does_not_keep_its_devices(
+    vf_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Something that the script has started, and that outlives coordinator and workers, holds the lock."""
     monkeypatch.setattr("virtualflow.manager.fleet.PING_SECONDS", 0.0)
     monkeypatch.setattr("virtualflow.manager.fleet.ASK_AGAIN_SECONDS", 0.0)
-    said: list[str] = []
-    fleet = Fleet(patience_seconds=0.02, say=said.append)
+    fleet = Fleet(patience_seconds=0.02)
     folder = fleet.folder("a")
     folder.create(JobSpec.of("a", __file__, (), ("0",)))
     with folder.locked() as lock:
@@ -229,7 +232,7 @@ def test_what_a_job_leaves_behind_does_not_keep_its_devices(vf_home: Path, monke
         end = until(lambda: fleet.look("a"))
     assert end.how == "done"
     assert left.wait() == -signal.SIGKILL
-    assert said == [f"job a does not answer: SIGKILL to what is left of it, process {left.pid}"]
+    assert caplog.messages == [f"job a does not answer: SIGKILL to what is left of it, process {left.pid}"]
 
 
 class Breaks(Policy):
@@ -260,23 +263,23 @@ class Breaks(Policy):
 
 @pytest.mark.parametrize("how", ["raises", "orders", "forgets", "grants too much", "grants to nobody"])
 def test_a_policy_that_breaks_changes_nothing_and_ends_nobody(
-    world: World, starts: Starts, how: str, capfd: pytest.CaptureFixture[str]
+    world: World, starts: Starts, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [1000.0]
     policy = Breaks()
     manager = world.manager(devices="3", policy=policy, clock=lambda: now[0])
     ids = [one_that_runs(manager, starts) for _ in range(2)]
-    had = {each: list(manager.records[each].devices) for each in ids}
+    had = {each: manager.records[each].devices for each in ids}
     policy.how = how
     third = manager.submit(job(virtual_nodes=1))
     manager.tick()
     if how != "forgets":
-        assert ["the policy breaks has failed" in each for each in manager.troubles] == [True]
+        assert ["the policy breaks has failed" in each for each in manager.problems] == [True]
     manager.set_priority(ids[0], 5.0)
     if how != "orders":
-        assert ["the policy breaks has failed" in each for each in manager.troubles] == [True]
+        assert ["the policy breaks has failed" in each for each in manager.problems] == [True]
     assert {each: manager.records[each].devices for each in ids} == had
-    assert "Jobs keep what they have" in capfd.readouterr().err
+    assert "Jobs keep what they have" in caplog.text
     lost = had[ids[0]][0]
     manager.lose([lost])  # what is gone is gone, whatever the policy says
     assert lost not in manager.records[ids[0]].devices
@@ -289,7 +292,7 @@ def test_a_policy_that_breaks_changes_nothing_and_ends_nobody(
         policy.how = "well"
         now[0] += 100.0  # it is asked again, though nothing has happened
         each.tick()
-        assert each.troubles == []
+        assert each.problems == []
         assert each.records[third].devices
         assert each.records[ids[0]].devices
 
@@ -345,7 +348,7 @@ def test_a_manager_without_its_records_deletes_nothing_and_takes_in_what_runs(
     devices = manager.records[running].devices
     with launched(manager, starts):
         workers = [{"device": device, "virtual_nodes": [0]} for device in devices]
-        state = {"state": "RUNNING", "workers": workers, "generation": 0, "virtual_nodes": 2, "wanted": devices}
+        state = {"state": "RUNNING", "workers": workers, "generation": 0, "virtual_nodes": 2, "wanted": list(devices)}
         manager.fleet.folder(running).write_state(state)
         world.path.unlink()
         again = world.manager()
@@ -397,8 +400,8 @@ def test_an_older_copy_of_the_records_runs_nothing_twice(world: World, starts: S
     waits, ends, fails, runs = ids = [manager.submit(job(demand=1, virtual_nodes=1)) for _ in range(4)]
     backup = manager.records.backups.make()
     for job_id in (ends, fails):
-        manager.records[job_id].failure = "it went wrong" if job_id == fails else None
-        manager._over(manager.records[job_id], "DONE" if job_id == ends else "FAILED")
+        how = HowEnded.DONE if job_id == ends else HowEnded.FAILED
+        manager._change(job_id, lifecycle.Ended(how, 1.0, text="it went wrong"))
     newer = manager.submit(job())
     folder = manager.fleet.folder(runs)
     with folder.locked():
@@ -411,7 +414,7 @@ def test_an_older_copy_of_the_records_runs_nothing_twice(world: World, starts: S
         states = {job_id: again.records[job_id].state for job_id in ids}
         assert states == {waits: "RUNNING", ends: "DONE", fails: "FAILED", runs: "RUNNING"}
         assert again.records[fails].failure == "it went wrong"
-        assert again.records[runs].devices == ["3"]
+        assert again.records[runs].devices == ("3",)
         assert [each["id"] for each in again.orphans()] == [newer]
         assert [job_id for job_id, _ in starts.made] == [waits]
 
@@ -498,7 +501,7 @@ def test_one_damaged_record_is_left_alone_and_told(world: World, starts: Starts)
         connection.execute("UPDATE jobs SET record=? WHERE id=?", (newer, ids[3]))
     again = world.manager()
     assert [record.id for record in again.records.all()] == ids[3:]
-    assert all(job_id in again.troubles[0] for job_id in ids[:3])
+    assert all(job_id in again.problems[0] for job_id in ids[:3])
     assert [each["id"] for each in again.orphans()] == sorted(ids[:3])
     again.tick()
     with contextlib.closing(sqlite3.connect(world.path)) as connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.core.devices import parse_pools
 from virtualflow.job import launch
+from virtualflow.job.folder import JobFolder
 from virtualflow.job.job_description import JobDescription
 from virtualflow.manager.description import Cluster
-from virtualflow.manager.fleet import Fleet, Surroundings
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
@@ -26,24 +27,23 @@ SCRIPT = {"job.py": "print('hello')\n"}
 
 
 class Starts:
-    """Stands for starting coordinators: they are written down, and come when a test says so."""
+    """A launcher that only notes what it is to start: coordinators come when a test plays them."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, str]] = []  # job and token
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def __call__(self, fleet: Fleet, job_id: str, token: str, where: Surroundings) -> None:
-        self.made.append((job_id, token))
-        # A coordinator that takes its time, and has never a word to say.
+    def __call__(self, folder: JobFolder, token: str, **origin: Any) -> subprocess.Popen[bytes]:
+        self.made.append((folder.path.name, token))
+        # A coordinator that takes its time, and never says a word.
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        fleet._jobs[job_id].process = process
         self.processes.append(process)
+        return process
 
 
 @pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
+def starts() -> Iterator[Starts]:
     starts = Starts()
-    monkeypatch.setattr(Fleet, "start", lambda *arguments: starts(*arguments))
     yield starts
     for process in starts.processes:
         process.kill()
@@ -53,8 +53,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
 class World:
     """Managers, one after another, over the same records."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, starts: Starts) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._starts = starts
         self.path = folder / "jobs.sqlite"
         self.opened: list[Records] = []
 
@@ -62,12 +63,12 @@ class World:
         self.opened.append(Records(self.path))
         cluster = Cluster(tuple(parse_pools(devices)), {})
         made = registry.make(policy) if isinstance(policy, str) else policy
-        return Manager(cluster, made, self.opened[-1], **({"clock": clock} if clock else {}))
+        return Manager(cluster, made, self.opened[-1], clock or time.time, self._starts)
 
 
 @pytest.fixture
-def world(tmp_path: Path, vf_home: Path) -> Iterator[World]:
-    world = World(vf_home)
+def world(tmp_path: Path, vf_home: Path, starts: Starts) -> Iterator[World]:
+    world = World(vf_home, starts)
     yield world
     for records in world.opened:
         records.close()

@@ -11,12 +11,12 @@ from virtualflow.cluster.job import Job
 from virtualflow.core.devices import Pool, type_of
 from virtualflow.job.folder import JobFolder, JobSpec, write_json
 from virtualflow.manager import environment
+from virtualflow.manager.estimates import expected_seconds
 from virtualflow.manager.record import Record
 from virtualflow.manager.submission import Submission
 from virtualflow.program.manifest import write_modules
 
 SUBMITTED = "submitted.json"  # in a job's folder: the job as it was handed in to a manager
-UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Cluster:
 def for_scheduler(record: Record, devices: int) -> Job:
     """In a cluster of so many devices."""
     demand = min(record.max_devices, devices)
-    length = record.expect_seconds or UNKNOWN_SECONDS
+    length = expected_seconds(record)
     least = min(record.min_devices, demand)
     return Job(record.id, record.submitted, demand, length, priority=record.priority, least=least)
 
@@ -72,7 +72,7 @@ def write_state(folder: JobFolder, record: Record) -> None:
     """For ``vf status``, while no coordinator writes it; and for a manager that has lost its records."""
     state = {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
     state |= {"over": record.is_over}
-    if told := record.failure or record.trouble:
-        state["reason"] = told.splitlines()[-1]
+    if reason := record.failure or record.trouble:
+        state["reason"] = reason.splitlines()[-1]
     with contextlib.suppress(OSError):  # a full disk
         folder.write_state(state | folder.read_counts())

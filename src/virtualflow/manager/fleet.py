@@ -6,50 +6,66 @@ that another one has started.
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import DamagedError, LaunchError, UnreachableError
 from virtualflow.events import STREAM
 from virtualflow.job import control, launch
-from virtualflow.job.folder import ENDED, UNKNOWN, JobFolder, JobSpec
+from virtualflow.job.folder import UNKNOWN, JobFolder, JobSpec
 from virtualflow.job.history import Watch
 from virtualflow.job.output import LEAD_LOG
 from virtualflow.manager.hung import Ending
+from virtualflow.manager.lifecycle import HowEnded
 from virtualflow.system.home import home
 
 ASK_AGAIN_SECONDS = 1.0  # a coordinator that starts or ends does not answer
 ANSWER_SECONDS = 10.0  # one that is there does, soon; a thread of its own waits for it
-MOST_ASKED = 64  # coordinators at a time
+MAX_ASKED = 64  # coordinators at a time
 PING_SECONDS = 30.0  # between two looks whether a coordinator is still in its right mind
 LAST_LINES = 12  # of a traceback, or of what a script has said
-MOST_BYTES = 1 << 14  # of them
+MAX_BYTES = 1 << 14  # of them
 
-DONE, FAILED, STOPPED, CRASHED, NOT_MADE = "done", "failed", "stopped", "crashed", "not made"
-UNCLEAR = "unclear"  # it is gone, and what it has left does not say how: somebody has to decide
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """How a job's coordinator and workers came to be gone."""
 
-    how: str
+    how: HowEnded
     text: str = ""
     lost: tuple[str, ...] = ()  # devices that were taken from it meanwhile
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Origin:
     """Where a job was submitted, and so runs."""
 
     interpreter: str
     directory: str
     environment: Mapping[str, str]
+
+
+class Launcher(Protocol):
+    """Starts a coordinator for a launch, as ``launch.start`` does."""
+
+    def __call__(
+        self,
+        folder: JobFolder,
+        token: str,
+        *,
+        interpreter: str,
+        directory: str | None,
+        environment: Mapping[str, str] | None,
+    ) -> subprocess.Popen[bytes]: ...
 
 
 @dataclass(slots=True)
@@ -77,12 +93,12 @@ class Fleet:
     None of them waits for a coordinator. One that is silent for four times *patience_seconds* is ended.
     """
 
-    def __init__(self, patience_seconds: float = 30.0, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, patience_seconds: float = 30.0, launcher: Launcher = launch.start) -> None:
         self._jobs: dict[str, _Running] = {}
         self._watches: dict[str, Watch] = {}
         self._patience_seconds = patience_seconds
-        self._say = say
-        self._askers = ThreadPoolExecutor(MOST_ASKED, thread_name_prefix="ask")
+        self._launcher = launcher
+        self._askers = ThreadPoolExecutor(MAX_ASKED, thread_name_prefix="ask")
 
     def folder(self, job_id: str) -> JobFolder:
         return JobFolder(home() / "jobs" / job_id)
@@ -124,15 +140,14 @@ class Fleet:
         self._jobs[job_id] = _Running(spec.devices, spec.devices)
         return token
 
-    def start(self, job_id: str, token: str, where: Surroundings) -> None:
+    def start(self, job_id: str, token: str, origin: Origin) -> None:
         """Make the launch with *token*."""
-        folder = self.folder(job_id)
-        self._jobs[job_id].process = launch.start(
-            folder,
+        self._jobs[job_id].process = self._launcher(
+            self.folder(job_id),
             token,
-            interpreter=where.interpreter,
-            directory=where.directory,
-            environment={**where.environment, "VF_HOME": str(home())},
+            interpreter=origin.interpreter,
+            directory=origin.directory,
+            environment={**origin.environment, "VF_HOME": str(home())},
         )
 
     def adopt(self, job_id: str, devices: Collection[str]) -> None:
@@ -160,10 +175,14 @@ class Fleet:
             if not launch.withdraw(folder):
                 return None  # it has come after all
             if job.process is None:
-                return End(NOT_MADE)  # that manager has died before, or the coordinator that it has started
+                return End(
+                    HowEnded.NOT_LAUNCHED
+                )  # that manager has died before, or the coordinator that it has started
             killed = job.process.returncode <= 0  # one that ends well without a word has not found its launch
             told = _last_lines(folder.path / launch.LOG)
-            return End(CRASHED if killed else FAILED, f"its coordinator could not be started:\n{told}")
+            return End(
+                HowEnded.CRASHED if killed else HowEnded.FAILED, f"its coordinator could not be started:\n{told}"
+            )
         if job.process is not None and not self._has_left(job_id, job, job.process):
             return None
         self.watch(job_id).read()
@@ -183,7 +202,7 @@ class Fleet:
             self._ask(job_id, verb="status")
         if job.silent_since is not None and now > job.silent_since + 4 * self._patience_seconds:
             if job.ending is None:
-                job.ending = Ending(folder, self._patience_seconds, self._say)
+                job.ending = Ending(folder, self._patience_seconds)
             job.ending.go_on(now)
 
     def _has_left(self, job_id: str, job: _Running, process: subprocess.Popen[bytes]) -> bool:
@@ -193,7 +212,9 @@ class Fleet:
         now = time.monotonic()
         job.leaves_since = job.leaves_since or now
         if now > job.leaves_since + self._patience_seconds:
-            self._say(f"job {job_id}: its coordinator has done its work and does not end: SIGKILL to {process.pid}")
+            _log.warning(
+                "job %s: its coordinator has done its work and does not end: SIGKILL to %d", job_id, process.pid
+            )
             process.kill()
         return False
 
@@ -249,24 +270,27 @@ def _end_of(folder: JobFolder) -> End:
     try:
         told = folder.written_state()
     except FileNotFoundError:
-        return End(UNCLEAR, f"it has ended, and nobody knows how: {folder.path / 'state.json'} is gone")
+        return End(HowEnded.UNCLEAR, f"it has ended, and nobody knows how: {folder.path / 'state.json'} is gone")
     except DamagedError as error:
-        return End(UNCLEAR, f"it has ended, and nobody knows how: {error}")
-    if told["state"] == "DONE":
-        return End(DONE)
-    if told["state"] == "FAILED" and folder.failure.exists():
+        return End(HowEnded.UNCLEAR, f"it has ended, and nobody knows how: {error}")
+    if told["state"] == JobState.DONE:
+        return End(HowEnded.DONE)
+    if told["state"] == JobState.FAILED and folder.failure.exists():
         text = _last_lines(folder.failure) or _last_lines(folder.path / "logs" / LEAD_LOG)
         # Workers that were killed are no fault of the script's.
-        return End(CRASHED if told.get("lost") else FAILED, text or "the script ended with an error, and said nothing")
-    if told["state"] in ENDED and told["state"] != "FAILED" and told.get("asked"):
-        return End(STOPPED)
-    return End(CRASHED, _last_lines(folder.path / launch.LOG), tuple(told.get("preempted", ())))
+        return End(
+            HowEnded.CRASHED if told.get("lost") else HowEnded.FAILED,
+            text or "the script ended with an error, and said nothing",
+        )
+    if told["state"] in (JobState.DONE, JobState.CANCELLED) and told.get("asked"):
+        return End(HowEnded.STOPPED)
+    return End(HowEnded.CRASHED, _last_lines(folder.path / launch.LOG), tuple(told.get("preempted", ())))
 
 
 def _last_lines(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MOST_BYTES))
+            file.seek(max(0, path.stat().st_size - MAX_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

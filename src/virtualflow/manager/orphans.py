@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from virtualflow.core.job_state import ENDED, JobState
 from virtualflow.errors import DamagedError, LaunchError
 from virtualflow.events import STREAM
 from virtualflow.job import lock_holders
-from virtualflow.job.folder import ENDED, JobFolder, JobSpec
+from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.history import Watch
 from virtualflow.manager import environment
 from virtualflow.manager import record as recorded
@@ -48,17 +49,18 @@ def caught_up(record: Record, folder: JobFolder, now: float) -> dict[str, Any]:
     That is so if somebody has put back a copy of the records.
     """
     if folder.is_locked():
-        devices = [worker["device"] for worker in folder.read_state()["workers"]] or list(folder.spec().devices)
-        facts = {"state": "RUNNING", "wish": None, "devices": devices}
+        devices = tuple(worker["device"] for worker in folder.read_state()["workers"]) or folder.spec().devices
+        facts = {"state": JobState.RUNNING, "wish": None, "devices": devices}
         return facts | {"started": record.started or now, "launched": now}
     try:
-        told = folder.written_state()
+        state = folder.written_state()
     except (FileNotFoundError, DamagedError):
         return {}
-    if told["state"] != "DONE" and not (told.get("over") is True and told["state"] in ENDED):
+    is_over = state["state"] == JobState.DONE or (state.get("over") is True and state["state"] in ENDED)
+    if not is_over:
         return {}
-    failure = str(told.get("reason", "")) if told["state"] == "FAILED" else None
-    return {"state": told["state"], "ended": now, "devices": [], "failure": failure}
+    failure = str(state.get("reason", "")) if state["state"] == JobState.FAILED else None
+    return {"state": JobState(state["state"]), "ended": now, "devices": (), "failure": failure}
 
 
 def described(folder: JobFolder) -> dict[str, Any]:
@@ -74,26 +76,29 @@ def described(folder: JobFolder) -> dict[str, Any]:
         state = folder.read_state()
         told |= {"state": state["state"], "reason": state.get("reason", "")}
     except (OSError, DamagedError) as error:
-        told |= {"state": "UNKNOWN", "reason": str(error)}
+        told |= {"state": JobState.UNKNOWN, "reason": str(error)}
     return told
 
 
 def record_of(folder: JobFolder, now: float) -> Record:
     """The job of *folder* as far as that, and its coordinator if there is one, can tell. Raises DamagedError."""
     state = folder.read_state()
-    devices = [worker["device"] for worker in state["workers"]]
     record = _as_submitted(folder) or _as_launched(folder.path.name, folder.spec(), now)
-    record.devices, record.virtual_nodes = devices, state.get("virtual_nodes") or record.virtual_nodes
-    record.state = "PAUSED"
-    record.resizes, record.failures = state.get("resizes", 0), state.get("failures", 0)
+    record = replace(
+        record,
+        state=JobState.PAUSED,
+        devices=tuple(worker["device"] for worker in state["workers"]),
+        virtual_nodes=state.get("virtual_nodes") or record.virtual_nodes,
+        resizes=state.get("resizes", 0),
+        failures=state.get("failures", 0),
+    )
     for pid in lock_holders.holders(folder.lock):
         words = lock_holders.words_of(pid)
         if SERVE in words:
-            record.state, record.started, record.launched, record.launches = "RUNNING", now, now, 1
-            record.interpreter = words[0]
-            record.directory = lock_holders.directory_of(pid) or record.directory
-    if folder.is_locked():  # by its coordinator, or by workers that outlive it for a moment
-        record.state, record.started, record.launched = "RUNNING", record.started or now, record.launched or now
+            directory = lock_holders.directory_of(pid) or record.directory
+            record = replace(record, interpreter=words[0], directory=directory, launches=1)
+    if record.launches or folder.is_locked():  # by its coordinator, or by workers that outlive it for a moment
+        record = replace(record, state=JobState.RUNNING, started=record.started or now, launched=now)
     return record
 
 

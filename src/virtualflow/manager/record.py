@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 
 import msgspec
 
-from virtualflow.job.folder import ENDED, STATES
+from virtualflow.core.job_state import JobState
 from virtualflow.job.job_description import JobDescription
 
 
-@dataclass(slots=True)
+class Wish(StrEnum):
+    """Why a job that runs is being stopped."""
+
+    PAUSE = "pause"
+    CANCEL = "cancel"
+    SUSPEND = "suspend"  # others need its devices
+    DOWN = "down"  # the manager ends
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """What a job's owner asked for, and how far it has come."""
 
@@ -28,9 +38,9 @@ class Record:
     expect_seconds: float | None = None  # on the full demand
     retries: int = 0
     cap: int | None = None  # devices, at most, until `resize JOB auto`
-    state: str = "QUEUED"
-    wish: str | None = None  # why it is being stopped: pause, cancel, suspend, down
-    devices: list[str] = field(default_factory=list)  # what the scheduler has given it
+    state: JobState = JobState.QUEUED  # RUNNING from its launch until all its processes are gone
+    wish: Wish | None = None
+    devices: tuple[str, ...] = ()  # what the scheduler has given it
     beside: str | None = None  # the job whose devices it shares
     launches: int = 0
     token: str | None = None  # of the last launch
@@ -46,13 +56,9 @@ class Record:
     failure: str | None = None
     trouble: str | None = None  # why it was put to rest without having been asked for
 
-    def __post_init__(self) -> None:
-        if self.state not in STATES:
-            raise ValueError(f"{self.state!r} is no state of a job")
-
     @property
     def is_over(self) -> bool:
-        return self.state in ENDED
+        return self.state.is_ended
 
     @property
     def max_devices(self) -> int:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from virtualflow import __version__
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import ManagerError, RecordsError, UnknownJobError
 from virtualflow.manager import record as recorded
 from virtualflow.manager.backups import Backups
-from virtualflow.manager.record import Record
+from virtualflow.manager.record import Record, Wish
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, ended INTEGER NOT NULL, record TEXT NOT NULL);
@@ -69,14 +71,14 @@ class Records:
 
     def running(self) -> list[Record]:
         """Jobs that were launched and have not ended."""
-        return [record for record in self._records.values() if record.state == "RUNNING"]
+        return [record for record in self._records.values() if record.state == JobState.RUNNING]
 
     def unfinished(self, job_id: str) -> Record:
         """A job to which something can still be done."""
         record = self[job_id]
-        if record.is_over or record.wish == "cancel":
+        if record.is_over or record.wish == Wish.CANCEL:
             raise ManagerError(
-                f"job {job_id} has ended: its state is {record.state if record.is_over else 'CANCELLED'}"
+                f"job {job_id} has ended: its state is {record.state if record.is_over else JobState.CANCELLED}"
             )
         return record
 
@@ -86,21 +88,19 @@ class Records:
         self._records[record.id] = record
         self.version += 1
 
-    def add_running(self, record: Record) -> None:
-        """A job that runs already, whether that can be written now or not."""
-        self._records[record.id] = record
-        self.save([record])
+    def update(self, job_id: str, **facts: Any) -> Record:
+        """The job's record with other *facts*, which is saved if it differs."""
+        record = replace(self[job_id], **facts)
+        if record != self[job_id]:
+            self.save([record])
+        return record
 
-    def update(self, record: Record, **facts: Any) -> None:
-        for name, value in facts.items():
-            setattr(record, name, value)
-        self.save([record])
-
-    def save(self, records: list[Record]) -> None:
-        """Write what has changed of them, all or nothing; a full disk stops no job."""
+    def save(self, records: Sequence[Record]) -> None:
+        """Put these in the place of the jobs' records, on disk all or none; a full disk stops no job."""
         self.version += 1
         if not records:
             return
+        self._records.update((record.id, record) for record in records)
         ids = {record.id for record in records}
         try:
             self._write(records)
@@ -115,8 +115,8 @@ class Records:
         if self._unsaved:
             self.save([self._records[job_id] for job_id in self._unsaved])
 
-    def is_saved(self, record: Record) -> bool:
-        return record.id not in self._unsaved
+    def is_saved(self, job_id: str) -> bool:
+        return job_id not in self._unsaved
 
     def note_devices(self, job_id: str, devices: tuple[str, ...], now: float) -> None:
         """A job has just these devices from now on."""
@@ -154,7 +154,7 @@ class Records:
         with self._explained():
             return {device for (device,) in self._connection.execute("SELECT device FROM lost")}
 
-    def _write(self, records: list[Record]) -> None:
+    def _write(self, records: Sequence[Record]) -> None:
         """All of them or none."""
         with self._transaction():
             self._connection.executemany(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,9 +33,11 @@ from virtualflow.manager.safe_policy import Careful
 
 START_SECONDS = 5.7  # from a job's start to its first step, as measured: docs/performance.md
 
+_log = logging.getLogger(__name__)
+
 
 class Brain:
-    """*done* tells how far a job is, for policies that care; *say* writes a log."""
+    """*done* gives the seconds of its expected time that a job has behind it, for policies that care."""
 
     def __init__(
         self,
@@ -42,16 +45,14 @@ class Brain:
         policy: Policy,
         records: Records,
         done: Callable[[Record], float],
-        say: Callable[[str], None],
     ) -> None:
         self.policy = policy
         careful_one = Careful(policy, self._failed, self._is_well)
         self.scheduler = Scheduler(cluster.pools, careful_one, Profiled(), start_seconds=START_SECONDS)
-        self.trouble = ""  # what the policy's last failure was, until it is well again
+        self.problem = ""  # what the policy's last failure was, until it is well again
         self._cluster = cluster
         self._records = records
         self._done = done
-        self._say = say
         self._arrivals: dict[str, float] = {}  # of jobs, on the scheduler's own time
         self._wakes: list[float] = []
 
@@ -86,31 +87,29 @@ class Brain:
             self._failed(error)
             self._start_anew(event)
             return
-        changed = [record for action in actions if (record := self._note(action)) is not None]
-        self._records.save(changed)  # together: no two jobs are ever found to have the same device
+        changed = {record.id: record for action in actions if (record := self._note(action)) is not None}
+        self._records.save(list(changed.values()))  # together: no two jobs are ever found to have the same device
 
     def _note(self, action: Action) -> Record | None:
         if isinstance(action, WakeAt):
             heapq.heappush(self._wakes, action.seconds)
             return None
-        record = self._records[action.job_id]
         given = action if isinstance(action, Start | Resize) else None
-        record.devices = list(given.devices) if given is not None else []
-        record.beside = given.host if given is not None else None
-        return record
+        devices = tuple(given.devices) if given is not None else ()
+        return replace(self._records[action.job_id], devices=devices, beside=given.host if given is not None else None)
 
     def _failed(self, error: Exception) -> None:
-        told = f"the policy {self.policy.name} has failed: {type(error).__name__}: {error}. Jobs keep what they have."
-        if told != self.trouble:
-            self._say(f"{told}\n{''.join(traceback.format_exception(error))}")
+        text = f"the policy {self.policy.name} has failed: {type(error).__name__}: {error}. Jobs keep what they have."
+        if text != self.problem:
+            _log.error("%s\n%s", text, "".join(traceback.format_exception(error)))
             self._records.version += 1
-        self.trouble = told
+        self.problem = text
 
     def _is_well(self) -> None:
-        if self.trouble:
-            self._say(f"the policy {self.policy.name} is well again")
+        if self.problem:
+            _log.info("the policy %s is well again", self.policy.name)
             self._records.version += 1
-        self.trouble = ""
+        self.problem = ""
 
     def _start_anew(self, event: Event) -> None:
         """The scheduler broke in the middle of a decision: make another one of what each job is known to have."""
@@ -125,15 +124,16 @@ class Brain:
             lost |= set(event.devices)
         elif isinstance(event, DevicesJoined):
             lost -= set(event.devices)
-        records = [record for record in self._records.all() if record.id in ids]
-        jobs = []
-        for record in records:
+        records, jobs = [], []
+        for record in self._records.all():
+            if record.id not in ids:
+                continue
             job = self.job(record)
-            has = [device for device in record.devices if device not in lost][: job.demand]
-            record.devices = has if len(has) >= job.least else []
-            if record.beside not in ids:
-                record.beside = None  # the host is gone, and leaves its devices
-            jobs.append((job, tuple(record.devices), record.beside))
+            has = tuple(device for device in record.devices if device not in lost)[: job.demand]
+            has = has if len(has) >= job.least else ()
+            host = record.beside if record.beside in ids else None  # one that is gone leaves its devices
+            records.append(replace(record, devices=has, beside=host))
+            jobs.append((job, has, host))
         self.scheduler = safe_policy.made_anew(self.scheduler, self._cluster.pools, lost, event.seconds, jobs)
         heapq.heappush(self._wakes, event.seconds + safe_policy.RETRY_SECONDS)
         self._records.save(records)

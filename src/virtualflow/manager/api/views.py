@@ -90,7 +90,7 @@ class ClusterSource:
                 "started": manager.started,
                 "now": now,
                 "version": __version__,
-                "troubles": manager.troubles,
+                "troubles": manager.problems,
             }
             jobs = [self._job(record, now, places.get(record.id)) for record in records if record.id not in hidden]
             return {"mode": "cluster", "cluster": cluster, "jobs": jobs, "devices": self._devices()}
@@ -328,7 +328,7 @@ def reason(manager: Manager, record: Record, place: int | None) -> str:
     """Why the job does not run, or not on all that it asks for, in words. *place* is its place in the queue."""
     if record.failure:
         return record.failure.strip().splitlines()[-1]
-    if trouble := manager.trouble_of(record.id):
+    if trouble := manager.problem_of(record.id):
         return f"the manager can't see to it, and tries again: {trouble}"
     if record.wish is not None:
         told = {"pause": "it is to pause: it stops at its next step boundary", "cancel": "it is being cancelled"}
