@@ -19,6 +19,7 @@ VirtualFlowError
 ├── EventStreamError        an event stream that cannot be read
 ├── LaunchError             the job could not be started
 │   ├── UnreachableError    nobody answers for the job
+│   ├── AmbiguousJobError   several jobs have that name
 │   └── DamagedError        a file in the job's folder is damaged
 ├── RecordsError            the manager's records can't be read or written
 └── ManagerError            the manager refuses, or is not there
@@ -100,6 +101,10 @@ class LaunchError(VirtualFlowError):
 
 class UnreachableError(LaunchError):
     """Nobody answers for the job: it starts, it has ended, or it hangs."""
+
+
+class AmbiguousJobError(LaunchError):
+    """Several jobs have that name, or an id that begins like that."""
 
 
 class DamagedError(LaunchError):

@@ -185,7 +185,7 @@ def test_jobs_that_may_go_on_are_not_cleaned_away(vf_home: Path, tmp_path: Path)
         folder = JobFolder(vf_home / "jobs" / name)
         folder.create(JobSpec.of(name, str(script(tmp_path)), (), ("0",), managed=managed))
         folder.write_state({"workers": [], "generation": 0, **state})
-    assert said("clean")[0] == 0
+    assert said("clean", "--older-than", "0", "--yes")[0] == 0
     assert sorted(path.name for path in (vf_home / "jobs").iterdir()) == ["crashed", "suspended"]
     assert said("clean", "suspended")[0] == 0  # by its name: somebody knows what he does
     assert sorted(path.name for path in (vf_home / "jobs").iterdir()) == ["crashed"]

@@ -101,6 +101,17 @@ def test_without_the_token_there_is_a_401_and_nothing_else(address: str, headers
         assert ask(address, "POST", path, {}, headers=headers)[0] == 401
 
 
+@pytest.mark.parametrize("path", ["/", "/login", "/login?code=used"])
+def test_a_person_who_is_not_signed_in_reads_what_to_do(address: str, path: str) -> None:
+    status, told, body = ask(address, "GET", path, headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    port = address.rpartition(":")[2]
+    assert (status, told["content-type"]) == (401, "text/html; charset=utf-8")
+    assert b"vf dashboard" in body
+    assert f"ssh -L {port}:127.0.0.1:{port}".encode() in body
+    assert told["content-security-policy"].startswith("default-src 'self'")
+    assert ask(address, "GET", "/api/state", headers={"Accept": "text/html"})[2] == b""
+
+
 def test_requests_that_are_too_large_are_refused(address: str) -> None:
     with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=60) as connection:
         head = (

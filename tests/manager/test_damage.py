@@ -66,7 +66,6 @@ def test_what_can_not_be_read_is_read_again_and_a_finished_job_is_not_run_again(
     with launched(manager, starts):
         manager.fleet.folder(job_id).write_state({"state": "DONE", "workers": [], "generation": 0})
     starts.processes[0].kill()
-    starts.processes[0].wait()
     with no_descriptors():
         manager.tick()
         assert manager.records[job_id].state == "RUNNING"
@@ -138,7 +137,6 @@ def test_a_job_whose_end_nobody_can_tell_waits_for_a_decision(world: World, star
     with launched(manager, starts):
         (folder.path / "state.json").write_bytes(damage)
     starts.processes[0].kill()
-    starts.processes[0].wait()
     manager.tick()
     record = manager.records[job_id]
     assert (record.state, record.devices, len(starts.made)) == ("PAUSED", (), 1)
@@ -334,7 +332,7 @@ def stray_of(manager: Manager, vf_home: Path, name: str) -> JobFolder:
     submitted = job(demand=2, priority=3.0)
     record = submitted.record(name, 1.0)
     folder.make()
-    description.write_folder(folder, record, manager._spec(record, ()), submitted)
+    description.write_folder(folder, record, manager.reconciler.spec(record, ()), submitted)
     return folder
 
 
@@ -401,7 +399,7 @@ def test_an_older_copy_of_the_records_runs_nothing_twice(world: World, starts: S
     backup = manager.records.backups.make()
     for job_id in (ends, fails):
         how = HowEnded.DONE if job_id == ends else HowEnded.FAILED
-        manager._change(job_id, lifecycle.Ended(how, 1.0, text="it went wrong"))
+        manager.reconciler.change(job_id, lifecycle.Ended(how, 1.0, text="it went wrong"))
     newer = manager.submit(job())
     folder = manager.fleet.folder(runs)
     with folder.locked():

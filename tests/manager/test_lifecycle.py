@@ -31,7 +31,7 @@ from virtualflow.manager.lifecycle import (
 from virtualflow.manager.record import Record, Wish
 from virtualflow.manager.takeover import taken_over
 
-NEW = Record("a", "job", JobDescription("job.py"), "/", "python", 1.0, 4, 1, submitted=0.0, devices=("0", "1"))
+NEW = Record("a", JobDescription("job.py"), "/", "python", 1.0, 4, 1, submitted=0.0, devices=("0", "1"))
 RUNNING = replace(NEW, state=JobState.RUNNING, started=1.0, launched=10.0, launches=1, token="t")
 OVER = (Effect.ERASE_VARIABLES, Effect.WRITE_STATE, Effect.LEAVE_SCHEDULER)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,38 +14,22 @@ from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.core.devices import parse_pools
 from virtualflow.job import launch
-from virtualflow.job.folder import JobFolder
 from virtualflow.job.job_description import JobDescription
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
+from virtualflow.testing import FakeLauncher
 
 SCRIPT = {"job.py": "print('hello')\n"}
 
 
-class Starts:
-    """A launcher that only notes what it is to start: coordinators come when a test plays them."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[str, str]] = []  # job and token
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def __call__(self, folder: JobFolder, token: str, **origin: Any) -> subprocess.Popen[bytes]:
-        self.made.append((folder.path.name, token))
-        # A coordinator that takes its time, and never says a word.
-        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        self.processes.append(process)
-        return process
+Starts = FakeLauncher
 
 
 @pytest.fixture
-def starts() -> Iterator[Starts]:
-    starts = Starts()
-    yield starts
-    for process in starts.processes:
-        process.kill()
-        process.communicate()
+def starts() -> Starts:
+    return FakeLauncher()
 
 
 class World:
@@ -85,5 +67,5 @@ def launched(manager: Manager, starts: Starts) -> Iterator[None]:
         yield
 
 
-def job(arguments: tuple[str, ...] = (), **options: Any) -> Submission:
-    return Submission(JobDescription("job.py", arguments), SCRIPT, **options)
+def job(arguments: tuple[str, ...] = (), name: str = "", **options: Any) -> Submission:
+    return Submission(JobDescription("job.py", arguments, name=name), SCRIPT, **options)

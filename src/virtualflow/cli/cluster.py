@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from socket import gethostname
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -50,8 +52,12 @@ def up(
     policy: Annotated[str, typer.Option(help="Who gets what: wfs, priority, fifo, srtf, las, ...")] = "wfs",
     backend: Annotated[str, typer.Option(help="Where workers run: local, or ray.")] = "local",
     listen: Annotated[
-        str, typer.Option(help="Where to answer; encrypted, unless on loopback.", metavar="HOST:PORT")
-    ] = "127.0.0.1:0",
+        str | None,
+        typer.Option(
+            help=f"Where to answer, 127.0.0.1:{service.PORT} by default; encrypted, unless on loopback.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
     device_file: DeviceFile = None,
     emulate: Emulate = None,
     time_scale: TimeScale = None,
@@ -66,14 +72,15 @@ def up(
     It goes on in the background until `vf cluster down`. Jobs that an earlier manager has left are taken over.
     """
     made = registry.make(policy, Options(round=round, backfill=backfill))
-    host, port = tokens.parse_address(listen)
+    host, port = tokens.parse_address(listen) if listen is not None else ("127.0.0.1", None)
     if backend not in ("local", "ray"):
         raise ConfigError(f"--backend {backend}: expected local or ray")
     if backend == "ray" and devices is not None:
-        raise ConfigError("--devices: with --backend ray, the Ray cluster says what there is")
+        raise ConfigError("--devices: with --backend ray, the devices are the Ray cluster's")
     private_files.make_folder(folder())
     if foreground:
-        logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO)
+        logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+        logging.getLogger("virtualflow").setLevel(logging.INFO)
 
         def emulation(pools: Sequence[Pool]) -> Devices:
             return devices_in(pools, device_file, emulate, time_scale)
@@ -90,7 +97,14 @@ def up(
     print(f"manager at {client.address}")
     if client.address.startswith("https"):
         print(f"its certificate is its own, {client.fingerprint}: a browser asks you about it once")
-    print(f"dashboard: {link_to(client)} (works once; `vf dashboard` makes another)", flush=True)
+    print(f"dashboard: {link_to(client)} (works once; `vf dashboard` makes another)")
+    port = urlsplit(client.address).port
+    if not client.address.startswith("https"):
+        here = f"{os.environ.get('USER', 'USER')}@{gethostname()}"
+        print(f"from another machine, first: ssh -L {port}:127.0.0.1:{port} {here}")
+    if listen is None and port != service.PORT:
+        print(f"port {service.PORT} is in use by something else, so another one was taken")
+    sys.stdout.flush()
 
 
 @cluster.command()

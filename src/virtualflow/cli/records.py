@@ -29,7 +29,7 @@ def orphans(
     """List the folders of jobs that the manager has no record of. They are kept until `vf clean JOB`."""
     if adopt is not None:
         Client.find().post(f"/api/orphans/{adopt}/adopt")
-    manager = Client.found()
+    manager = Client.answering()
     listed = manager.get("/api/orphans") if manager is not None else _without_manager()
     if as_json:
         print(json.dumps(listed, indent=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from virtualflow.system.hash_seed import hash_seed_of
@@ -13,7 +14,7 @@ from virtualflow.system.hash_seed import hash_seed_of
 class JobDescription:
     """The script and everything that stays the same wherever, whenever and however often the job is launched."""
 
-    script: str
+    script: str  # a path
     arguments: tuple[str, ...] = ()
     threads_per_device: int = 1
     device_type: str = "auto"
@@ -25,3 +26,9 @@ class JobDescription:
     emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device, or until it is launched by type
     profiling: dict[str, Any] | None = None
     hash_seed: str = field(default_factory=lambda: hash_seed_of(os.environ))
+    name: str = ""  # as its owner calls it
+
+    @property
+    def title(self) -> str:
+        """Its name; without one, its script's."""
+        return self.name or Path(self.script).stem

@@ -21,7 +21,7 @@ SUBMITTED = "submitted.json"  # in a job's folder: the job as it was handed in t
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a manager is told at its start."""
+    """The devices that a manager shares out, and how its jobs run on them."""
 
     pools: tuple[Pool, ...]
     emulated: Mapping[str, Mapping[str, Any]]  # by device: those that stand for others

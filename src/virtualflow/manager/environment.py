@@ -13,7 +13,7 @@ from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.job.folder import write_json
 
 FILE = "environment.json"  # in the job's folder, as long as the job is not over
-# Where programs and libraries are, and how they compute; not what the user's other programs are told.
+# Where programs and libraries are, and how they compute; not what the user's other programs read.
 ALLOWED = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME",
     "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHON*", "VIRTUAL_ENV", "CONDA_*", "CC",
@@ -45,7 +45,7 @@ def chosen(environment: Mapping[str, str], options: Sequence[str]) -> dict[str, 
             continue
         named = {each: environment[each] for each in environment if fnmatchcase(each, name)}
         if not named:
-            raise ConfigError(f"--env {name}: there is no such variable here. Set it, or say --env {name}=VALUE.")
+            raise ConfigError(f"--env {name}: there is no such variable here. Set it, or use --env {name}=VALUE.")
         found |= named
     return found
 

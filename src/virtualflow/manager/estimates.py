@@ -1,4 +1,4 @@
-"""How long a job will take, as its owner says and as its steps show. Policies that care are told."""
+"""How long a job will take, as its owner says and as its steps show. For policies that care."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs that run under a manager, as their folders tell of them: launched, watched, moved and stopped.
+"""The jobs that run under a manager, as their folders show them: launched, watched, moved and stopped.
 
 A job is known by the lock on its folder and the token of its launch, never by a process id: so a manager finds the jobs
 that another one has started.
@@ -7,7 +7,6 @@ that another one has started.
 from __future__ import annotations
 
 import logging
-import subprocess
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,10 +18,10 @@ from virtualflow.core.job_state import JobState
 from virtualflow.errors import DamagedError, LaunchError, UnreachableError
 from virtualflow.events import STREAM
 from virtualflow.job import control, launch
-from virtualflow.job.folder import UNKNOWN, JobFolder, JobSpec
+from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.history import Watch
 from virtualflow.job.output import LEAD_LOG
-from virtualflow.manager.hung import Ending
+from virtualflow.manager.hung import Escalation
 from virtualflow.manager.lifecycle import HowEnded
 from virtualflow.system.home import home
 
@@ -30,7 +29,7 @@ ASK_AGAIN_SECONDS = 1.0  # a coordinator that starts or ends does not answer
 ANSWER_SECONDS = 10.0  # one that is there does, soon; a thread of its own waits for it
 MAX_ASKED = 64  # coordinators at a time
 PING_SECONDS = 30.0  # between two looks whether a coordinator is still in its right mind
-LAST_LINES = 12  # of a traceback, or of what a script has said
+LAST_LINES = 12  # of a traceback, or of what a script has printed
 MAX_BYTES = 1 << 14  # of them
 
 _log = logging.getLogger(__name__)
@@ -54,6 +53,15 @@ class Origin:
     environment: Mapping[str, str]
 
 
+class Process(Protocol):
+    """What is to be known of a coordinator's process, as ``subprocess.Popen`` has it."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+
+
 class Launcher(Protocol):
     """Starts a coordinator for a launch, as ``launch.start`` does."""
 
@@ -65,7 +73,7 @@ class Launcher(Protocol):
         interpreter: str,
         directory: str | None,
         environment: Mapping[str, str] | None,
-    ) -> subprocess.Popen[bytes]: ...
+    ) -> Process: ...
 
 
 @dataclass(slots=True)
@@ -73,17 +81,17 @@ class _Running:
     """What is known of a job that runs."""
 
     holds: tuple[str, ...]  # the devices that its workers are on, or will be
-    told: tuple[str, ...] | None  # where it was last told to be
-    unsure: tuple[str, ...] = ()  # where it was told to be, though nobody knows whether it has heard that
+    target: tuple[str, ...] | None  # where its coordinator was last sent, as it has confirmed
+    unconfirmed: tuple[str, ...] = ()  # where it was sent, though it has not answered
     state: dict[str, Any] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None  # its coordinator, if this manager has started it
+    process: Process | None = None  # its coordinator, if this manager has started it
     written: tuple[int, int] | None = None  # the state that was read last
-    errand: tuple[dict[str, Any], Future[dict[str, Any]]] | None = None  # a request that is under way
+    request: tuple[dict[str, Any], Future[dict[str, Any]]] | None = None  # a request that is under way
     asked: float = field(default_factory=time.monotonic)  # when it was last asked something
     ask_after: float = 0.0
-    stopped: bool | None = None  # whether it was told to stop with a checkpoint, or without
+    stopped: bool | None = None  # whether it was asked to stop with a checkpoint, or without; None: not at all
     silent_since: float | None = None  # the first request of those that it has not answered
-    ending: Ending | None = None  # it does not answer, or does not go: it is being ended
+    ending: Escalation | None = None  # it does not answer, or does not go: it is being ended
     leaves_since: float | None = None  # its process is there, though it has let go of its lock
 
 
@@ -111,7 +119,7 @@ class Fleet:
         return self._watches[job_id]
 
     def state(self, job_id: str) -> dict[str, Any]:
-        """What the job's coordinator last told of itself."""
+        """What the job's coordinator last wrote of itself."""
         return self._jobs[job_id].state if job_id in self._jobs else {}
 
     def holds(self, job_id: str) -> tuple[str, ...]:
@@ -119,12 +127,12 @@ class Fleet:
         return self._jobs[job_id].holds if job_id in self._jobs else ()
 
     def taken(self, but_for: Collection[str | None]) -> set[str]:
-        """Devices that jobs are on, or are told to be on."""
+        """Devices that jobs are on, or are sent to."""
         return {
             device
             for job_id, job in self._jobs.items()
             if job_id not in but_for
-            for device in (*job.holds, *(job.told or ()), *job.unsure)
+            for device in (*job.holds, *(job.target or ()), *job.unconfirmed)
         }
 
     def prepare(self, job_id: str, spec: JobSpec) -> str | None:
@@ -151,9 +159,9 @@ class Fleet:
         )
 
     def adopt(self, job_id: str, devices: Collection[str]) -> None:
-        """Another manager has launched this job; until it tells more, it is where that one wanted it to begin.
+        """Another manager has launched this job; until its state is read, it is where that one wanted it to begin.
 
-        If the folder can't say where that was, it is on *devices*.
+        If the folder does not show where that was, it is on *devices*.
         """
         try:
             began = self.folder(job_id).spec().devices
@@ -162,9 +170,9 @@ class Fleet:
         self._jobs[job_id] = _Running(began or tuple(devices), None)
 
     def look(self, job_id: str) -> End | None:
-        """See how a job is doing; tell if it has ended. Raises OSError if that can't be told now."""
+        """See how a job is doing; return how it has ended, if it has. Raises OSError if that can't be read now."""
         folder, job = self.folder(job_id), self._jobs[job_id]
-        self._hear(job_id, job)
+        self._take_answer(job_id, job)
         pending = folder.launch.exists()  # asked before the lock, under which a launch is taken: one of both is seen
         if folder.is_locked():
             self._look_at_running(job_id, folder, job)
@@ -174,15 +182,11 @@ class Fleet:
                 return None
             if not launch.withdraw(folder):
                 return None  # it has come after all
-            if job.process is None:
-                return End(
-                    HowEnded.NOT_LAUNCHED
-                )  # that manager has died before, or the coordinator that it has started
-            killed = job.process.returncode <= 0  # one that ends well without a word has not found its launch
-            told = _last_lines(folder.path / launch.LOG)
-            return End(
-                HowEnded.CRASHED if killed else HowEnded.FAILED, f"its coordinator could not be started:\n{told}"
-            )
+            if job.process is None:  # that manager has died before, or the coordinator that it has started
+                return End(HowEnded.NOT_LAUNCHED)
+            killed = (job.process.poll() or 0) <= 0  # one that ends well without a word has not found its launch
+            text = f"its coordinator could not be started:\n{_last_lines(folder.path / launch.LOG)}"
+            return End(HowEnded.CRASHED if killed else HowEnded.FAILED, text)
         if job.process is not None and not self._has_left(job_id, job, job.process):
             return None
         self.watch(job_id).read()
@@ -190,22 +194,22 @@ class Fleet:
 
     def _look_at_running(self, job_id: str, folder: JobFolder, job: _Running) -> None:
         if (written := folder.state_written()) != job.written:  # most looks find nothing new, and cost little
-            if (state := folder.read_state())["state"] != UNKNOWN:  # what is damaged is written again soon
+            if (state := folder.read_state())["state"] != JobState.UNKNOWN:  # what is damaged is written again soon
                 job.state = state
             job.written = written
         self.watch(job_id).read()
         if devices := tuple(worker["device"] for worker in job.state.get("workers", ())):
             job.holds = devices
-            job.told = job.told or tuple(job.state.get("wanted", devices))
+            job.target = job.target or tuple(job.state.get("wanted", devices))
         now = time.monotonic()
         if now > job.asked + PING_SECONDS:
             self._ask(job_id, verb="status")
         if job.silent_since is not None and now > job.silent_since + 4 * self._patience_seconds:
             if job.ending is None:
-                job.ending = Ending(folder, self._patience_seconds)
+                job.ending = Escalation(folder, self._patience_seconds)
             job.ending.go_on(now)
 
-    def _has_left(self, job_id: str, job: _Running, process: subprocess.Popen[bytes]) -> bool:
+    def _has_left(self, job_id: str, job: _Running, process: Process) -> bool:
         """Whether the coordinator's process has ended, as it does soon after it has let go of its lock."""
         if process.poll() is not None:
             return True
@@ -224,43 +228,43 @@ class Fleet:
 
     def move(self, job_id: str, devices: tuple[str, ...]) -> None:
         """Let the job go on with just these devices."""
-        if set(devices) != set(self._jobs[job_id].told or ()):
+        if set(devices) != set(self._jobs[job_id].target or ()):
             self._ask(job_id, verb="move", devices=list(devices))
 
     def stop(self, job_id: str, *, checkpoint: bool) -> None:
-        """Told once, because the time that it has for its checkpoint begins anew each time."""
+        """Stop the job. It is asked once, because the time that it has for its checkpoint begins anew each time."""
         if self._jobs[job_id].stopped != checkpoint:
             self._ask(job_id, verb="stop", checkpoint=checkpoint)
 
     def _ask(self, job_id: str, **request: Any) -> None:
-        """Ask the coordinator, one thing at a time. Its answer is heard at a later look."""
+        """Ask the coordinator, one thing at a time. A later look takes its answer."""
         job = self._jobs[job_id]
         now = time.monotonic()
-        if job.errand is not None or now < job.ask_after:
+        if job.request is not None or now < job.ask_after:
             return
         job.asked = now
-        job.unsure = (*job.unsure, *request.get("devices", ()))
-        job.errand = request, self._askers.submit(control.ask, self.folder(job_id), ANSWER_SECONDS, **request)
+        job.unconfirmed = (*job.unconfirmed, *request.get("devices", ()))
+        job.request = request, self._askers.submit(control.ask, self.folder(job_id), ANSWER_SECONDS, **request)
 
-    def _hear(self, job_id: str, job: _Running) -> None:
+    def _take_answer(self, job_id: str, job: _Running) -> None:
         """Take in what the coordinator has answered, if it has."""
-        if job.errand is None or not job.errand[1].done():
+        if job.request is None or not job.request[1].done():
             return
-        (request, answer), job.errand = job.errand, None
+        (request, answer), job.request = job.request, None
         error = answer.exception()
         if error is None or not isinstance(error, LaunchError | OSError):
             answer.result()  # raises what is no matter of the coordinator's
-            job.silent_since, job.ending, job.unsure = None, None, ()
+            job.silent_since, job.ending, job.unconfirmed = None, None, ()
             if request["verb"] == "move":
-                job.told = tuple(request["devices"])
+                job.target = tuple(request["devices"])
             elif request["verb"] == "stop":
                 job.stopped = request["checkpoint"]
             return
         job.ask_after = time.monotonic() + ASK_AGAIN_SECONDS
-        if not isinstance(error, UnreachableError | OSError):  # it can't, and has said so
-            job.silent_since, job.ending, job.unsure = None, None, ()
+        if not isinstance(error, UnreachableError | OSError):  # it has refused
+            job.silent_since, job.ending, job.unconfirmed = None, None, ()
             return
-        starts = job.state.get("state", "STARTING") == "STARTING" and request["verb"] != "stop"
+        starts = job.state.get("state", JobState.STARTING) == JobState.STARTING and request["verb"] != "stop"
         if not starts or isinstance(error.__cause__, TimeoutError | BlockingIOError):
             # It hangs, or it is gone and something that it has left behind holds its lock.
             job.silent_since = job.silent_since or job.asked
@@ -268,23 +272,23 @@ class Fleet:
 
 def _end_of(folder: JobFolder) -> End:
     try:
-        told = folder.written_state()
+        state = folder.written_state()
     except FileNotFoundError:
         return End(HowEnded.UNCLEAR, f"it has ended, and nobody knows how: {folder.path / 'state.json'} is gone")
     except DamagedError as error:
         return End(HowEnded.UNCLEAR, f"it has ended, and nobody knows how: {error}")
-    if told["state"] == JobState.DONE:
+    if state["state"] == JobState.DONE:
         return End(HowEnded.DONE)
-    if told["state"] == JobState.FAILED and folder.failure.exists():
+    if state["state"] == JobState.FAILED and folder.failure.exists():
         text = _last_lines(folder.failure) or _last_lines(folder.path / "logs" / LEAD_LOG)
         # Workers that were killed are no fault of the script's.
         return End(
-            HowEnded.CRASHED if told.get("lost") else HowEnded.FAILED,
-            text or "the script ended with an error, and said nothing",
+            HowEnded.CRASHED if state.get("lost") else HowEnded.FAILED,
+            text or "the script ended with an error, and printed nothing",
         )
-    if told["state"] in (JobState.DONE, JobState.CANCELLED) and told.get("asked"):
+    if state["state"] in (JobState.DONE, JobState.CANCELLED) and state.get("asked"):
         return End(HowEnded.STOPPED)
-    return End(HowEnded.CRASHED, _last_lines(folder.path / launch.LOG), tuple(told.get("preempted", ())))
+    return End(HowEnded.CRASHED, _last_lines(folder.path / launch.LOG), tuple(state.get("preempted", ())))
 
 
 def _last_lines(path: Path) -> str:

@@ -9,12 +9,12 @@ import signal
 from virtualflow.job import lock_holders
 from virtualflow.job.folder import JobFolder
 
-SERVE = "virtualflow.job.serve"  # what a coordinator's command line says
+SERVE = "virtualflow.job.serve"  # in a coordinator's command line
 
 _log = logging.getLogger(__name__)
 
 
-class Ending:
+class Escalation:
     """One step each *patience_seconds*: SIGTERM, SIGKILL, and SIGKILL for all that is left.
 
     A coordinator that is killed leaves workers, which finish their step, write a checkpoint and end.

@@ -24,7 +24,7 @@ class HowEnded(StrEnum):
     STOPPED = "stopped"  # because somebody asked for that
     CRASHED = "crashed"  # through no fault of the script
     NOT_LAUNCHED = "not launched"
-    UNCLEAR = "unclear"  # what is left of it does not say how: somebody has to decide
+    UNCLEAR = "unclear"  # what is left of it does not show how: somebody has to decide
 
 
 @dataclass(frozen=True, slots=True)

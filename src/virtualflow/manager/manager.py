@@ -23,8 +23,6 @@ from virtualflow.cluster.messages import (
     DevicesJoined,
     DevicesLost,
     JobArrived,
-    JobChanged,
-    JobEnded,
     JobsFound,
     Woken,
 )
@@ -33,27 +31,23 @@ from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.core.job_state import JobState
 from virtualflow.errors import (
     DamagedError,
-    LaunchError,
     ManagerError,
     RecordsError,
     UnknownJobError,
     VirtualFlowError,
 )
-from virtualflow.job import launch
-from virtualflow.job.folder import JobSpec
-from virtualflow.manager import description, environment, estimates, lifecycle, orphans
+from virtualflow.job import checkpoints, launch
+from virtualflow.manager import description, lifecycle, orphans
 from virtualflow.manager.description import Cluster
-from virtualflow.manager.fleet import End, Fleet, Launcher, Origin
-from virtualflow.manager.lifecycle import Effect, HowEnded
-from virtualflow.manager.record import Record, Wish
+from virtualflow.manager.fleet import Fleet, Launcher
+from virtualflow.manager.reconciler import Reconciler
+from virtualflow.manager.record import Record
 from virtualflow.manager.records import Records
-from virtualflow.manager.scheduling import Brain
 from virtualflow.manager.submission import Submission, check_priority
 from virtualflow.manager.takeover import taken_over
 from virtualflow.system.clock import Steady
 from virtualflow.system.home import home, new_job_id
 
-ESTIMATE_SECONDS = 5.0  # between two looks at how long a job will take
 MIN_FREE_BYTES = 32 << 20  # on disk, for a submit
 STRAY_SECONDS = 10.0  # between two looks for jobs that run and are not known
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -78,12 +72,11 @@ class Manager:
         self.started = clock()
         self.records = records
         self.fleet = Fleet(cluster.patience_seconds, launcher)
-        self.machines = dict(cluster.machines)
         self.lock = threading.RLock()
         self._seconds = Steady(clock)  # what the scheduler goes by
-        self._brain = Brain(cluster, policy, self.records, self._done_seconds)
-        self._handle, self._job = self._brain.handle, self._brain.job
-        self._estimated_at: dict[str, float] = {}
+        self.reconciler = Reconciler(cluster, policy, records, self.fleet, clock, self._seconds)
+        self._driver = self.reconciler.driver
+        self._handle, self._job = self._driver.handle, self._driver.job
         self._problems: dict[str, str] = {}  # by job: what was last logged of it
         self._not_mine: set[str] = set()  # folders of jobs that ``vf run`` has started
         self._strays_after = 0.0
@@ -93,6 +86,9 @@ class Manager:
     def submit(self, submission: Submission) -> str:
         """Take a job in; once this returns, it is never lost."""
         submission.check(self.devices)
+        if (given := submission.description.from_checkpoint) is not None:
+            checkpoint = str(checkpoints.checked(Path(given)))
+            submission = replace(submission, description=replace(submission.description, from_checkpoint=checkpoint))
         with self.lock:
             record = submission.record(self._new_id(), self.clock())
             folder = self.fleet.folder(record.id)
@@ -102,7 +98,7 @@ class Manager:
             except OSError as error:
                 raise _not_taken(error) from error
             try:
-                description.write_folder(folder, record, self._spec(record, ()), submission)
+                description.write_folder(folder, record, self.reconciler.spec(record, ()), submission)
                 self.records.add(record)
             except (OSError, ValueError, VirtualFlowError) as error:
                 shutil.rmtree(folder.path, ignore_errors=True)  # made a moment ago, by this very call
@@ -113,28 +109,44 @@ class Manager:
     def set_priority(self, job_id: str, priority: float) -> None:
         check_priority(priority)
         with self.lock:
-            self._learn(self.records.unfinished(job_id).id, priority=priority)
+            self.reconciler.learn(self.records.unfinished(job_id).id, priority=priority)
 
     def cap(self, job_id: str, devices: int | None) -> None:
         """Let a job have at most so many devices; None lifts that."""
         if devices is not None and not 1 <= devices <= self.devices:
             raise ManagerError(f"a job can have 1 to {self.devices} device(s) here, not {devices}")
         with self.lock:
-            self._learn(self.records.unfinished(job_id).id, cap=devices)
+            self.reconciler.learn(self.records.unfinished(job_id).id, cap=devices)
 
     def pause(self, job_id: str) -> None:
         """Stop a job with a checkpoint until ``resume``."""
         with self.lock:
-            self._change(self.records.unfinished(job_id).id, lifecycle.PauseRequested(self.clock()))
+            self.reconciler.change(self.records.unfinished(job_id).id, lifecycle.PauseRequested(self.clock()))
 
-    def resume(self, job_id: str) -> None:
+    def resume(self, job_id: str, from_checkpoint: str | None = None) -> None:
+        """Let a paused job go on: from its last checkpoint, or from the file or the step of its own that is given."""
         with self.lock:
-            self._change(self.records.unfinished(job_id).id, lifecycle.ResumeRequested(self.clock()))
+            record = self.records.unfinished(job_id)
+            if from_checkpoint is not None:
+                self._go_back(record, from_checkpoint)
+            self.reconciler.change(job_id, lifecycle.ResumeRequested(self.clock()))
+
+    def _go_back(self, record: Record, choice: str) -> None:
+        if record.state != JobState.PAUSED:
+            raise ManagerError(f"job {record.id} is not paused: its state is {record.state}. Pause it first.")
+        folder = self.fleet.folder(record.id)
+        with folder.locked():
+            checkpoint = checkpoints.chosen(folder, choice)
+            for path in checkpoints.set_newer_aside(folder, checkpoint):
+                _log.info("job %s: set aside: %s", record.id, path)
+            if checkpoint.parent != folder.checkpoints:
+                job = replace(record.description, from_checkpoint=str(checkpoint))
+                folder.change(self.reconciler.spec(self.records.update(record.id, description=job), ()))
 
     def cancel(self, job_id: str) -> None:
         """End a job for good."""
         with self.lock:
-            self._change(self.records.unfinished(job_id).id, lifecycle.CancelRequested(self.clock()))
+            self.reconciler.change(self.records.unfinished(job_id).id, lifecycle.CancelRequested(self.clock()))
 
     def orphans(self) -> list[dict[str, Any]]:
         """Folders of jobs that nobody has a record of, and that do not run."""
@@ -156,12 +168,12 @@ class Manager:
 
     @property
     def scheduler(self) -> Scheduler:
-        return self._brain.scheduler
+        return self._driver.scheduler
 
     @property
     def problems(self) -> list[str]:
         """What those who look should know, beside what there is to know of each job."""
-        found = [self._brain.problem, self.records.problem]
+        found = [self._driver.problem, self.records.problem]
         if names := ", ".join(self.records.unreadable):
             found.append(f"the records of these jobs are damaged, and left as they are: {names}")
         return [text for text in found if text]
@@ -178,7 +190,7 @@ class Manager:
     def change_machines(self, news: Iterable[DevicesLost | DevicesJoined], machines: Mapping[str, str]) -> None:
         """Machines have come or gone; *machines* has the devices that are in the cluster now."""
         with self.lock:
-            self.machines.update(machines)
+            self.reconciler.machines.update(machines)
             for event in news:
                 self._handle(replace(event, seconds=self._seconds()))
 
@@ -203,7 +215,7 @@ class Manager:
         with self.lock:
             self._stopping = True
             for record in self.records.running():
-                self._change(record.id, lifecycle.ShutdownRequested())
+                self.reconciler.change(record.id, lifecycle.ShutdownRequested())
 
     @property
     def has_stopped(self) -> bool:
@@ -223,13 +235,15 @@ class Manager:
         with self.lock:
             self.records.save_the_rest()
             now = self._seconds()
-            if not self._stopping and self._brain.is_due(now):
+            if not self._stopping and self._driver.is_due(now):
                 self._handle(Woken(now))
-            well = self._for_each(self._look_at, [record.id for record in self.records.running()])
-            self._for_each(self._direct, [each for each in well if self.records[each].state == JobState.RUNNING])
+            well = self._for_each(self.reconciler.look_at, [record.id for record in self.records.running()])
+            self._for_each(
+                self.reconciler.direct, [each for each in well if self.records[each].state == JobState.RUNNING]
+            )
             if not self._stopping:
                 waiting = [each for each in self.records.all() if each.state == JobState.QUEUED and each.devices]
-                self._for_each(self._launch, [record.id for record in waiting])
+                self._for_each(self.reconciler.launch, [record.id for record in waiting])
             if now > self._strays_after:
                 self._strays_after = now + STRAY_SECONDS
                 for record in self._running_strays():
@@ -252,23 +266,6 @@ class Manager:
                 self._problems[job_id] = text
         return well
 
-    def _change(self, job_id: str, event: lifecycle.Event) -> None:
-        """Save the record as it is after *event*, and then do what follows from it."""
-        before = self.records[job_id]
-        record, effects = lifecycle.after(before, event)
-        if record != before:
-            self.records.save([record])
-        folder = self.fleet.folder(job_id)
-        for effect in effects:
-            if effect == Effect.WRITE_STATE:
-                description.write_state(folder, record)
-            elif effect == Effect.ERASE_VARIABLES:
-                environment.erase(folder.path)
-            elif effect == Effect.ENTER_SCHEDULER:
-                self._handle(JobArrived(self._seconds(), self._job(record)))
-            elif effect == Effect.LEAVE_SCHEDULER and job_id in self.scheduler.jobs:
-                self._handle(JobEnded(self._seconds(), job_id))
-
     def _take_over(self) -> None:
         """Go on with what an earlier manager has left, without touching jobs that run."""
         devices = set(self.scheduler.placement.devices)
@@ -276,10 +273,10 @@ class Manager:
             self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))
         self._for_each(self._catch_up, [record.id for record in self.records.all() if not record.is_over])
         self.records.save(self._running_strays())
-        self._brain.note_arrivals(self._seconds())
+        self._driver.note_arrivals(self._seconds())
         for record in self.records.running():
             self.fleet.adopt(record.id, record.devices)
-            self._change(record.id, lifecycle.ManagerReplaced())
+            self.reconciler.change(record.id, lifecycle.ManagerReplaced())
         found = taken_over(self.records.all(), devices - lost)
         self.records.save([each for each in (*found.running, *found.waiting) if each != self.records[each.id]])
         running = tuple((self._job(record), record.devices) for record in found.running)
@@ -319,133 +316,14 @@ class Manager:
             self._arrives(record)
 
     def _arrives(self, record: Record) -> None:
-        self._brain.note_arrival(record, self._seconds())
+        self._driver.note_arrival(record, self._seconds())
         self._handle(JobArrived(self._seconds(), self._job(record)))
-
-    def _look_at(self, job_id: str) -> None:
-        """See how a job that was launched is doing."""
-        watch = self.fleet.watch(job_id)
-        before, step, held = self.fleet.state(job_id), watch.step, self.fleet.holds(job_id)
-        if (end := self.fleet.look(job_id)) is not None:
-            self._lose_preempted(set(end.lost) - set(before.get("preempted", ())))
-            self._end(job_id, end)
-            return
-        state = self.fleet.state(job_id)
-        self._lose_preempted(set(state.get("preempted", ())) - set(before.get("preempted", ())))
-        self.records.version += state != before or watch.step != step
-        if (holds := self.fleet.holds(job_id)) != held:
-            self.records.note_devices(job_id, holds, self.clock())
-        record = self.records.update(job_id, resizes=state.get("resizes", 0), failures=state.get("failures", 0))
-        nodes = state.get("virtual_nodes")
-        if isinstance(nodes, int) and nodes >= 1 and nodes != record.virtual_nodes:
-            self._learn(job_id, virtual_nodes=nodes)
-        self._estimate(job_id)
-
-    def _lose_preempted(self, devices: Iterable[str]) -> None:
-        """Somebody has ended workers with a signal, as one does who needs their devices."""
-        usable = set(self.scheduler.placement.devices) - self.scheduler.placement.lost
-        if gone := tuple(sorted(usable.intersection(devices))):
-            self._handle(DevicesLost(self._seconds(), gone))  # not saved: before a reboot, all workers are ended
-
-    def _end(self, job_id: str, end: End) -> None:
-        """The job's coordinator and workers are gone."""
-        watch, has_been_seen, now = self.fleet.watch(job_id), bool(self.fleet.state(job_id)), self.clock()
-        self.fleet.forget(job_id)
-        # One that ended while there was no manager had its devices until its last event.
-        until = now if has_been_seen or watch.last_time is None else watch.last_time
-        self.records.note_devices(job_id, (), until)
-        self._estimated_at.pop(job_id, None)
-        self._change(job_id, lifecycle.Ended(end.how, now, watch.step, end.text))
-
-    def run_seconds(self, record: Record) -> float:
-        """How long it has run so far."""
-        return lifecycle.run_seconds(record, self.clock())
-
-    def _launch(self, job_id: str) -> None:
-        """Start the job on those of its devices that nobody is on any more."""
-        record = self.records[job_id]
-        devices = self._free_for(record)
-        if len(devices) < min(record.min_devices, len(record.devices)):
-            return
-        if record.virtual_nodes is None:
-            devices = devices[: record.min_devices]  # on how many it can run is known when it has made its Trainer
-        token = self.fleet.prepare(job_id, self._spec(record, devices))
-        if token is None:  # a coordinator that another manager has started has come after all
-            self.fleet.adopt(job_id, record.devices)
-            self._change(job_id, lifecycle.CoordinatorFound(self.clock()))
-            return
-        self.records.note_devices(job_id, devices, self.clock())
-        # Saved before the start: whoever finds this looks for the launch, and for the lock.
-        self._change(job_id, lifecycle.Launched(token, self.clock()))
-        if not self.records.is_saved(job_id):  # nothing starts without a trace
-            launch.withdraw(self.fleet.folder(job_id))
-            self.fleet.forget(job_id)
-            self.records.note_devices(job_id, (), self.clock())
-            self.records.save([record])
-            return
-        folder = self.fleet.folder(job_id).path
-        try:
-            variables = {**environment.kept(folder), **self.cluster.environment}
-            directory = record.directory if Path(record.directory).is_dir() else str(folder)
-            self.fleet.start(job_id, token, Origin(record.interpreter, directory, variables))
-        except (OSError, ValueError, LaunchError) as error:
-            launch.withdraw(self.fleet.folder(job_id))
-            self._end(job_id, End(HowEnded.FAILED, f"{record.interpreter} can't be started: {error}"))
-
-    def _direct(self, job_id: str) -> None:
-        """Send a running job where it should be, or stop it."""
-        record = self.records[job_id]
-        devices = self._free_for(record)
-        # Two jobs that change places would wait for each other.
-        if not record.devices or (not devices and self._is_in_the_way(record)):
-            self._change(job_id, lifecycle.DevicesWithdrawn())
-            record = self.records[job_id]
-        if record.wish is not None:
-            self.fleet.stop(job_id, checkpoint=record.wish != Wish.CANCEL)
-        elif record.virtual_nodes is not None and devices:
-            self.fleet.move(job_id, devices)
-
-    def _is_in_the_way(self, record: Record) -> bool:
-        """Whether others are to have what it is on."""
-        holds = set(self.fleet.holds(record.id))
-        return any(holds & set(other.devices) for other in self.records.all() if other.id != record.id)
-
-    def _free_for(self, record: Record) -> tuple[str, ...]:
-        """Those of a job's devices that no other job is on; the ones it is on come first."""
-        state = self.scheduler.jobs.get(record.id)
-        taken = self.fleet.taken({record.id, record.beside, *(state.guests if state is not None else ())})
-        mine = self.fleet.holds(record.id)
-        usable = sorted((device for device in record.devices if device not in taken), key=lambda d: d not in mine)
-        return tuple(usable[: record.max_devices])
-
-    def _estimate(self, job_id: str) -> None:
-        now = self._seconds()
-        if now - self._estimated_at.get(job_id, 0.0) < ESTIMATE_SECONDS:
-            return
-        self._estimated_at[job_id] = now
-        seconds = estimates.new_estimate(self.records[job_id], self.fleet.watch(job_id))
-        if seconds is not None:
-            self._learn(job_id, expect_seconds=seconds)
-
-    def _done_seconds(self, record: Record) -> float:
-        return estimates.done_seconds(record, self.fleet.watch(record.id) if record.started is not None else None)
-
-    def _learn(self, job_id: str, **facts: Any) -> None:
-        before = self._job(self.records[job_id])
-        after = self._job(self.records.update(job_id, **facts))
-        if after != before and job_id in self.scheduler.jobs:
-            self._handle(JobChanged(self._seconds(), after))
 
     def _known(self, devices: Iterable[str]) -> Iterable[str]:
         for device in devices:
             if not self.scheduler.placement.knows(device):
                 raise ManagerError(f"there is no device {device!r}. `vf devices` lists them.")
             yield device
-
-    def _spec(self, record: Record, devices: tuple[str, ...]) -> JobSpec:
-        return description.for_coordinator(
-            record, devices, self.cluster, self.scheduler.placement.devices, self.machines
-        )
 
     def _new_id(self) -> str:
         while (job_id := new_job_id()) in self.records or self.fleet.folder(job_id).path.exists():

@@ -1,6 +1,6 @@
 """Job folders that a manager has no record of. Nothing is deleted because it is unknown.
 
-One that runs is taken in, as its folder and its coordinator tell of it. The others are orphans: listed, and kept.
+One that runs is taken in, as its folder and its coordinator show it. The others are orphans: listed, and kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from virtualflow.system.home import home
 
 
 def strays(known: Container[str]) -> Iterator[JobFolder]:
-    """Folders of managed jobs that are not *known*, oldest first; with those that can't tell whose they are."""
+    """Folders of managed jobs that are not *known*, oldest first; with those that do not show whose they are."""
     for path in sorted((home() / "jobs").glob("*")):
         if path.name not in known and path.is_dir() and is_managed(JobFolder(path)):
             yield JobFolder(path)
@@ -44,7 +44,7 @@ def is_managed(folder: JobFolder) -> bool:
 
 
 def caught_up(record: Record, folder: JobFolder, now: float) -> dict[str, Any]:
-    """What a record lacks that says that the job does not run: it may be older than the job's folder.
+    """What a record of a job that does not run lacks: it may be older than the job's folder.
 
     That is so if somebody has put back a copy of the records.
     """
@@ -68,20 +68,20 @@ def described(folder: JobFolder) -> dict[str, Any]:
     watch = Watch(folder.path / STREAM)
     watch.read()
     checkpoint = folder.latest_checkpoint()
-    told: dict[str, Any] = {"id": folder.path.name, "folder": str(folder.path), "name": "", "script": ""}
-    told |= {"step": watch.step, "checkpoint": str(checkpoint) if checkpoint else None}
+    described_as: dict[str, Any] = {"id": folder.path.name, "folder": str(folder.path), "name": "", "script": ""}
+    described_as |= {"step": watch.step, "checkpoint": str(checkpoint) if checkpoint else None}
     try:
         record = record_of(folder, time.time())
-        told |= {"name": record.name, "script": record.description.script}
+        described_as |= {"name": record.name, "script": record.description.script}
         state = folder.read_state()
-        told |= {"state": state["state"], "reason": state.get("reason", "")}
+        described_as |= {"state": state["state"], "reason": state.get("reason", "")}
     except (OSError, DamagedError) as error:
-        told |= {"state": JobState.UNKNOWN, "reason": str(error)}
-    return told
+        described_as |= {"state": JobState.UNKNOWN, "reason": str(error)}
+    return described_as
 
 
 def record_of(folder: JobFolder, now: float) -> Record:
-    """The job of *folder* as far as that, and its coordinator if there is one, can tell. Raises DamagedError."""
+    """The job of *folder* as far as that, and its coordinator if there is one, show it. Raises DamagedError."""
     state = folder.read_state()
     record = _as_submitted(folder) or _as_launched(folder.path.name, folder.spec(), now)
     record = replace(
@@ -132,7 +132,6 @@ def _as_launched(job_id: str, spec: JobSpec, now: float) -> Record:
     demand = max(1, len(spec.devices))
     return Record(
         id=job_id,
-        name=Path(spec.script).stem or job_id,
         description=replace(spec.description, emulated={}),
         directory=str(Path(spec.script).parent),
         interpreter=sys.executable,

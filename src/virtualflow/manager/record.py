@@ -26,7 +26,6 @@ class Record:
     """What a job's owner asked for, and how far it has come."""
 
     id: str
-    name: str
     description: JobDescription  # its variables are in the job's folder alone, because records are copied
     directory: str
     interpreter: str
@@ -55,6 +54,10 @@ class Record:
     launched: float | None = None
     failure: str | None = None
     trouble: str | None = None  # why it was put to rest without having been asked for
+
+    @property
+    def name(self) -> str:
+        return self.description.title
 
     @property
     def is_over(self) -> bool:

@@ -36,7 +36,7 @@ START_SECONDS = 5.7  # from a job's start to its first step, as measured: docs/p
 _log = logging.getLogger(__name__)
 
 
-class Brain:
+class SchedulerDriver:
     """*done* gives the seconds of its expected time that a job has behind it, for policies that care."""
 
     def __init__(
@@ -70,14 +70,14 @@ class Brain:
         return replace(job, arrival_seconds=self._arrivals.get(record.id, record.submitted))
 
     def is_due(self, now: float) -> bool:
-        """Whether the scheduler wanted to be woken by now; that is told once."""
+        """Whether the scheduler wanted to be woken by now; only the first call says so."""
         due = bool(self._wakes) and self._wakes[0] <= now
         while self._wakes and self._wakes[0] <= now:
             heapq.heappop(self._wakes)
         return due
 
     def handle(self, event: Event) -> None:
-        """Hear the scheduler, and take down what each job should have."""
+        """Pass an event to the scheduler, and save what each job should have."""
         try:
             if self.policy.needs_progress:
                 done = {job_id: self._done(self._records[job_id]) for job_id in self.scheduler.jobs}

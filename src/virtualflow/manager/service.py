@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -26,6 +27,7 @@ from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
 from virtualflow.system import tls
 
+PORT = 8642  # where a manager answers, so that links and tunnels stay good
 TICK_SECONDS = 0.2
 RAY_SECONDS = 1.0  # between two looks at a Ray cluster's machines
 UP_SECONDS = 60.0
@@ -70,12 +72,12 @@ def ray_devices(emulate: Emulate) -> Iterator[tuple[Cluster, LookForMachines]]:
         yield Cluster(devices.pools, devices.emulated, "ray", machines=machines(), environment=known), look
 
 
-def serve(cluster: Cluster, policy: Policy, host: str, port: int, look: LookForMachines) -> None:
-    """Run a manager in this process until it is asked to end."""
+def serve(cluster: Cluster, policy: Policy, host: str, port: int | None, look: LookForMachines) -> None:
+    """Run a manager in this process until it is asked to end. Without a *port*, at the usual one if that is free."""
     from virtualflow.manager.api.serving import serving  # needs libraries that jobs do not
     from virtualflow.manager.api.views import ClusterSource
 
-    with only_manager(), listen(host, port) as listening:
+    with only_manager(), _listening(host, port) as listening:
         token = tokens.read_token(folder() / "token", create=True).secret
         manager = Manager(cluster, policy, Records(folder() / RECORDS))
         devices, pid = manager.devices, os.getpid()
@@ -100,6 +102,15 @@ def serve(cluster: Cluster, policy: Policy, host: str, port: int, look: LookForM
                 _loop(manager, over, look)
             finally:
                 (folder() / "address").unlink(missing_ok=True)
+
+
+def _listening(host: str, port: int | None) -> socket.socket:
+    if port is not None:
+        return listen(host, port)
+    try:
+        return listen(host, PORT)
+    except LaunchError:  # another manager's, or anything else's
+        return listen(host, 0)
 
 
 def _loop(manager: Manager, over: threading.Event, look: LookForMachines) -> None:

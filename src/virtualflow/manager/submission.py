@@ -26,7 +26,6 @@ class Submission:
     directory: str = "."
     environment: Mapping[str, str] | None = None  # None: what jobs get of the manager's
     interpreter: str | None = None
-    name: str = ""
     priority: float = 1.0
     demand: int = 1
     min_devices: int = 1
@@ -36,9 +35,10 @@ class Submission:
 
     def check(self, devices: int) -> None:
         """Whether a cluster with so many devices can take it."""
-        if not re.fullmatch(r"\w[\w .@+-]{0,63}", self.name or "x") or ".." in self.name:
+        name = self.description.name
+        if not re.fullmatch(r"\w[\w .@+-]{0,63}", name or "x") or ".." in name:
             raise ManagerError(
-                f"the name {self.name!r} can't be used: up to 64 letters, digits, spaces and . _ - @ + are allowed"
+                f"the name {name!r} can't be used: up to 64 letters, digits, spaces and . _ - @ + are allowed"
             )
         check_priority(self.priority)
         if not 1 <= self.demand <= devices:
@@ -73,7 +73,6 @@ class Submission:
     def record(self, job_id: str, now: float) -> Record:
         return Record(
             id=job_id,
-            name=self.name or Path(self.description.script).stem,
             description=replace(self.description, hash_seed=hash_seed_of(self.variables)),
             directory=self.directory,
             interpreter=self.interpreter or sys.executable,
