@@ -10,8 +10,8 @@ import pytest
 
 from virtualflow.cli.timeline import WINDOW, _periods, _runs, _throughput
 from virtualflow.events import STREAM, Event, Regrouped, RunStarted, StepDone, read_timed_events
+from virtualflow.job.folder_view import device_periods
 from virtualflow.job.history import MAX_SAMPLES, Watch
-from virtualflow.job.job_status import device_periods
 from virtualflow.manager.api.views import series
 
 STEPS = WINDOW + 5

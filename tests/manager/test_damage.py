@@ -140,7 +140,7 @@ def test_a_job_whose_end_nobody_can_tell_waits_for_a_decision(world: World, star
     manager.tick()
     record = manager.records[job_id]
     assert (record.state, record.devices, len(starts.made)) == ("PAUSED", (), 1)
-    assert "nobody knows how" in (record.trouble or "")
+    assert "how is not known" in (record.trouble or "")
     assert f"vf resume {job_id}" in (record.trouble or "")
     whole = manager.submit(job(demand=4, min_devices=4))
     assert len(manager.records[whole].devices) == 4  # its device is free
@@ -277,7 +277,7 @@ def test_a_policy_that_breaks_changes_nothing_and_ends_nobody(
     if how != "orders":
         assert ["the policy breaks has failed" in each for each in manager.problems] == [True]
     assert {each: manager.records[each].devices for each in ids} == had
-    assert "Jobs keep what they have" in caplog.text
+    assert "Jobs keep their devices" in caplog.text
     lost = had[ids[0]][0]
     manager.lose([lost])  # what is gone is gone, whatever the policy says
     assert lost not in manager.records[ids[0]].devices

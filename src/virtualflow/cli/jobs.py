@@ -23,7 +23,7 @@ from virtualflow.errors import ConfigError, DamagedError, LaunchError
 from virtualflow.job import control
 from virtualflow.job.checkpoints import step_of
 from virtualflow.job.folder import JobFolder, all_jobs
-from virtualflow.job.job_status import JobStatus
+from virtualflow.job.folder_view import FolderView
 from virtualflow.job.output import LEAD_LOG
 from virtualflow.manager.client import Client
 
@@ -41,7 +41,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
     wide: Wide = False,
 ) -> None:
-    """Show what a job, or every job, is doing."""
+    """Show the state of a job, or of all jobs."""
     if (manager := Client.remote()) is not None:
         _remote_status(manager, manager.job_id(job) if job else None, as_json=as_json, watch=watch, wide=wide)
         return
@@ -50,11 +50,11 @@ def status(
         described = describe(chosen) if chosen else [describe(folder) for folder in all_jobs()]
         print(json.dumps(described, indent=2))
         return
-    seen: dict[str, JobStatus] = {}  # each look reads only what is new
+    seen: dict[str, FolderView] = {}  # each look reads only what is new
 
     def table() -> Group:
         for folder in [chosen] if chosen else all_jobs():
-            seen.setdefault(folder.path.name, JobStatus(folder))
+            seen.setdefault(folder.path.name, FolderView(folder))
         now = time.time()
         return job_table([each.look(now)[0] for each in seen.values() if each.folder.path.exists()], wide=wide)
 
@@ -101,10 +101,10 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 def resize(
     job: JobArgument,
-    devices: Annotated[str, typer.Argument(help="How many devices from now on; auto: as the manager sees fit.")],
+    devices: Annotated[str, typer.Argument(help="The number of devices from now on; auto: the manager decides.")],
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job runs on them.")] = False,
 ) -> None:
-    """Let a running job go on with another number of devices. The last request wins.
+    """Change the number of devices of a running job. The last request wins.
 
     Under a manager this is the most that it may have, until `vf resize JOB auto`.
     """
@@ -156,7 +156,9 @@ def _has_got_to(folder: JobFolder, devices: int) -> bool:
 
 def stop(
     job: JobArgument,
-    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Leave a checkpoint for `vf run --resume`.")] = False,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Write a checkpoint first, for `vf run --resume`.")
+    ] = False,
 ) -> None:
     """End a running job and all its workers."""
     if (remote := Client.remote()) is not None:
@@ -194,10 +196,10 @@ def _stop_remote(manager: Client, job: str, *, checkpoint: bool) -> None:
 
 def logs(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    device: Annotated[str | None, typer.Option(help="One device's output instead of the lead's.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
+    device: Annotated[str | None, typer.Option(help="Show this device's output instead of the lead's.")] = None,
 ) -> None:
-    """Print what a job's lead worker has printed."""
+    """Print the output of a job's lead worker."""
     if (manager := Client.remote()) is not None:
         if device is not None:
             raise ConfigError("--device: a manager elsewhere has the lead's output alone")
@@ -250,7 +252,7 @@ def _remote_log(manager: Client, job: str) -> Log:
 
 def clean(
     job: Annotated[
-        str | None, typer.Argument(help="One job, whatever its age; all that have ended without it.", metavar="JOB")
+        str | None, typer.Argument(help="One job, whatever its age; without it, all that have ended.", metavar="JOB")
     ] = None,
     older_than: Annotated[
         str, typer.Option(help="Keep jobs that have ended since, such as 12h or 7d; 0 for none.", metavar="TIME")
@@ -304,7 +306,7 @@ def _may_go_on(folder: JobFolder, state: dict[str, Any]) -> bool:
 
 def describe(folder: JobFolder) -> dict[str, Any]:
     """A job as ``vf status --json`` shows it."""
-    status = JobStatus(folder)
+    status = FolderView(folder)
     view, state = status.look(time.time())
     described = view.to_json() | state
     described["checkpoint_step"] = step_of(folder.latest_checkpoint())

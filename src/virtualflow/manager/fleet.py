@@ -274,9 +274,9 @@ def _end_of(folder: JobFolder) -> End:
     try:
         state = folder.written_state()
     except FileNotFoundError:
-        return End(HowEnded.UNCLEAR, f"it has ended, and nobody knows how: {folder.path / 'state.json'} is gone")
+        return End(HowEnded.UNCLEAR, f"it has ended, and how is not known: {folder.path / 'state.json'} is gone")
     except DamagedError as error:
-        return End(HowEnded.UNCLEAR, f"it has ended, and nobody knows how: {error}")
+        return End(HowEnded.UNCLEAR, f"it has ended, and how is not known: {error}")
     if state["state"] == JobState.DONE:
         return End(HowEnded.DONE)
     if state["state"] == JobState.FAILED and folder.failure.exists():

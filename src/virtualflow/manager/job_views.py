@@ -84,11 +84,11 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
         return "the cluster has no devices at the moment"
     state = manager.scheduler.jobs.get(record.id)
     if state is not None and not snapshot.within_reach(state.job):
-        return f"the cluster has {snapshot.devices} device(s) at the moment, and it needs at least {state.job.least}"
+        return f"the cluster has {snapshot.devices} device(s) now, and it needs at least {state.job.least}"
     if manager.policy.round_seconds is not None and snapshot.idle:
-        return f"its turn may come with the next round, every {manager.policy.round_seconds:.0f} s"
-    ahead = f"{place} job(s) are before it, and " if place else ""
+        return f"it may start at the next round; rounds take {manager.policy.round_seconds:.0f} s"
+    ahead = f"{place} job(s) are ahead of it, and " if place else ""
     if snapshot.idle:
         needed = record.min_devices if record.min_devices > snapshot.idle else record.max_devices
         return f"{ahead}only {snapshot.idle} device(s) are free, which is not enough for its {needed}"
-    return f"{ahead}all {snapshot.devices} device(s) are in use by jobs that the policy does not take them from"
+    return f"{ahead}all {snapshot.devices} device(s) are in use, and the policy takes none away for it"

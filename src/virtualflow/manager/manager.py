@@ -303,7 +303,7 @@ class Manager:
                     found.append(orphans.adopted(folder, self.clock()))
                     _log.warning("job %s runs, and there is no record of it: it is taken in", path.name)
             except (OSError, DamagedError) as error:
-                _log.error("%s is locked, and nobody knows by what: %s", path, error)
+                _log.error("%s is locked by an unknown process: %s", path, error)
         return found
 
     def _take_in(self, record: Record) -> None:

@@ -99,7 +99,7 @@ class SchedulerDriver:
         return replace(self._records[action.job_id], devices=devices, beside=given.host if given is not None else None)
 
     def _failed(self, error: Exception) -> None:
-        text = f"the policy {self.policy.name} has failed: {type(error).__name__}: {error}. Jobs keep what they have."
+        text = f"the policy {self.policy.name} has failed: {type(error).__name__}: {error}. Jobs keep their devices."
         if text != self.problem:
             _log.error("%s\n%s", text, "".join(traceback.format_exception(error)))
             self._records.version += 1

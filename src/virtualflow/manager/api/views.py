@@ -15,8 +15,8 @@ from virtualflow.core.job_view import JobView
 from virtualflow.errors import ManagerError, UnknownJobError
 from virtualflow.job import control
 from virtualflow.job.folder import JobFolder
+from virtualflow.job.folder_view import FolderView, device_periods
 from virtualflow.job.history import Watch
-from virtualflow.job.job_status import JobStatus, device_periods
 from virtualflow.manager.job_views import view_of
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.submission import Submission
@@ -159,7 +159,7 @@ class JobSource:
         self._folder = folder
         self._id = folder.path.name
         self._clock = clock
-        self._status = JobStatus(folder)
+        self._status = FolderView(folder)
         self._begun = clock()
 
     @property
@@ -207,7 +207,7 @@ class JobSource:
 
     def cap(self, job_id: str, devices: int | None) -> None:
         if devices is None:
-            raise ManagerError("without a manager nobody decides how many devices a job has: give a number")
+            raise ManagerError("a job without a manager has no automatic number of devices: give a number")
         control.ask(self._of(job_id), verb="resize", devices=devices)
 
     def cancel(self, job_id: str) -> None:

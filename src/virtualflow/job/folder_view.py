@@ -16,7 +16,7 @@ from virtualflow.job.job_description import JobDescription
 Period = tuple[float, float | None, list[str]]  # from, to, and the devices in between
 
 
-class JobStatus:
+class FolderView:
     """Looks at a job again and again; each look reads only what was written since the last one."""
 
     def __init__(self, folder: JobFolder) -> None:

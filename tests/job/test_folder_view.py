@@ -11,7 +11,7 @@ import pytest
 from virtualflow.core.job_state import JobState
 from virtualflow.events import STREAM, EpochStarted, Event, Regrouped, RunStarted, StepDone
 from virtualflow.job.folder import JobFolder, JobSpec
-from virtualflow.job.job_status import JobStatus
+from virtualflow.job.folder_view import FolderView
 
 NAMES = {RunStarted: "run started", StepDone: "step", Regrouped: "regrouped", EpochStarted: "epoch started"}
 
@@ -48,7 +48,7 @@ def test_a_running_job_has_a_speed_and_a_time_to_its_end(job: AJob) -> None:
         job.state("RUNNING", "0", "1")
         job.events((10.0, RunStarted({}, ["0", "1"], ["0", "1"], 1)), (11.0, EpochStarted(0, 2, 10, 0)))
         job.events(*((12.0 + number, step(number)) for number in range(4)))
-        view, _ = JobStatus(job.folder).look(now=20.0)
+        view, _ = FolderView(job.folder).look(now=20.0)
     assert (view.name, view.script, view.state) == ("mine", "/work/train.py", JobState.RUNNING)
     assert (view.step, view.steps, view.part_done, view.eta_seconds) == (4, 20, 0.2, 8.0)
     assert (view.devices, view.mapping, view.resizes) == (["0", "1"], {"0": [0], "1": [1]}, 1)
@@ -59,7 +59,7 @@ def test_the_time_between_two_runs_is_no_run_time_and_what_has_ended_has_no_spee
     start = RunStarted({}, ["0"], ["0"], 1)
     job.events((10.0, start), (15.0, step(0)), (100.0, start), (107.0, step(1, float("nan"))))
     job.state("DONE")
-    view, _ = JobStatus(job.folder).look(now=9999.0)
+    view, _ = FolderView(job.folder).look(now=9999.0)
     assert (view.run_seconds, view.started, view.ended) == (12.0, 10.0, 107.0)
     assert (view.step, view.loss, view.examples_per_second, view.eta_seconds) == (2, None, None, None)
     json.dumps(view.to_json(), allow_nan=False)
@@ -68,7 +68,7 @@ def test_the_time_between_two_runs_is_no_run_time_and_what_has_ended_has_no_spee
 def test_a_second_look_reads_only_what_is_new(job: AJob) -> None:
     job.state("DONE")
     job.events((10.0, RunStarted({}, ["0"], ["0"], 1)), (11.0, step(0)))
-    status = JobStatus(job.folder)
+    status = FolderView(job.folder)
     assert status.look(now=20.0)[0].step == 1
     with (job.folder.path / STREAM).open("r+b") as stream:  # whoever reads it again finds nothing
         stream.write(b"\0" * 50)
@@ -80,5 +80,5 @@ def test_a_second_look_reads_only_what_is_new(job: AJob) -> None:
 def test_a_job_whose_description_is_damaged_is_shown_by_its_id(job: AJob) -> None:
     job.state("FAILED")
     (job.folder.path / "job.json").write_bytes(b"{")
-    view, _ = JobStatus(job.folder).look(now=20.0)
+    view, _ = FolderView(job.folder).look(now=20.0)
     assert (view.id, view.name, view.state) == ("a", "", JobState.FAILED)
