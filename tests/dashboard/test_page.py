@@ -233,7 +233,7 @@ def test_a_lost_stream_is_told_and_found_again(page: Any, scripted: Scripted) ->
     page.get_by_text("The stream is lost.").wait_for()
     scripted.broken = False
     scripted.push([a_job("late", devices=ALL)])
-    page.get_by_role("button", name="Reconnect now").click()
+    page.evaluate("document.getElementById('reconnect').click()")  # it may have reconnected by itself already
     page.locator("#jobs [data-job=late]").wait_for()
     assert page.locator("#banner").is_hidden()
 
@@ -279,3 +279,82 @@ def test_every_file_of_the_page_is_known() -> None:
     assert files[""].name == "index.html"
     assert {path.name for path in files.values() if path.suffix == ".js" and path.parent == STATIC} == set(MODULES)
     assert (STATIC / "vendor" / "uPlot.LICENSE").exists()
+
+
+def shown_jobs(page: Any) -> list[str]:
+    return [str(row.get_attribute("data-job")) for row in page.locator("#jobs-table tr[data-job]").all()]
+
+
+def test_jobs_are_found_filtered_and_sorted(page: Any, scripted: Scripted) -> None:
+    jobs = [
+        a_job("bert", devices=TWO, loss=0.5),
+        a_job("resnet", devices=TWO, loss=0.25),
+        a_job("gpt", "QUEUED"),
+        a_job("old-bert", "DONE", ended=time.time()),
+    ]
+    scripted.push(jobs)
+    page.goto(scripted.address)
+    page.locator("[data-job=gpt]").wait_for()
+    page.get_by_label("Search jobs").fill("bert")
+    assert shown_jobs(page) == ["bert", "old-bert"]
+    page.get_by_label("Which jobs to show").select_option("ended")
+    assert shown_jobs(page) == ["old-bert"]
+    page.get_by_label("Search jobs").fill("nothing like it")
+    assert page.get_by_text("No job matches.").is_visible()
+    page.get_by_label("Search jobs").fill("")
+    page.get_by_label("Which jobs to show").select_option("running")
+    loss = page.locator("#jobs-head .at-loss")
+    orders = []
+    for _ in range(3):
+        loss.get_by_role("button").click()
+        orders.append((loss.get_attribute("aria-sort"), shown_jobs(page)))
+    assert orders[:2] == [("descending", ["bert", "resnet"]), ("ascending", ["resnet", "bert"])]
+    assert orders[2][0] is None
+
+
+def test_a_refused_submit_keeps_its_input(page: Any, scripted: Scripted) -> None:
+    scripted.refuse = "there is no script trian.py"
+    page.goto(scripted.address)
+    page.get_by_role("button", name="Submit job…").click()
+    page.get_by_label("Script").fill("trian.py")
+    page.get_by_label("Devices wanted").fill("3")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.locator(".toast.error", has_text="there is no script trian.py").wait_for()
+    scripted.refuse = None
+    assert page.get_by_label("Devices wanted").input_value() == "3"
+    page.get_by_label("Script").fill("train.py")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.get_by_text("Submitted as new").wait_for()
+    assert [body["script"] for _, body in scripted.posted] == ["trian.py", "train.py"]
+
+
+def test_two_runs_are_compared_over_steps_and_the_loss_has_a_log_scale(page: Any, scripted: Scripted) -> None:
+    now = time.time()
+    scripted.series["one"] = curves(now - 100, now, [(now - 100, 2)], 50)
+    scripted.series["one"]["metrics"] = {"accuracy": {"time": [now - 50, now], "step": [10, 20], "value": [0.5, 0.75]}}
+    scripted.series["two"] = curves(now - 500, now - 400, [(now - 500, 2)], 50)
+    scripted.push([a_job("one", devices=TWO, step=50), a_job("two", "DONE", step=50, ended=now)])
+    page.goto(scripted.address)
+    page.locator("#metrics [data-metric=accuracy] canvas").wait_for()
+    assert page.locator("#metrics header").inner_text().split() == ["accuracy", "0.7500"]
+    page.get_by_label("Compare with another job").select_option("two")
+    over = page.get_by_role("group", name="Curves over").get_by_role("button", name="Step")
+    page.wait_for_function("document.querySelector('#curves-by [data-value=step]').ariaPressed === 'true'")
+    assert over.get_attribute("aria-pressed") == "true"
+    before = page.evaluate("document.querySelector('#loss-chart canvas').toDataURL()")
+    page.get_by_role("button", name="Log", exact=True).click()
+    assert page.evaluate("document.querySelector('#loss-chart canvas').toDataURL()") != before
+    page.get_by_label("Compare with another job").select_option("")
+    assert page.locator(".toast.error").count() == 0
+
+
+def test_the_log_can_be_downloaded_whole(page: Any, scripted: Scripted) -> None:
+    scripted.logs["one"] = "epoch 1\nepoch 2\n"
+    scripted.push([a_job("one", devices=TWO, step=5)])
+    page.goto(scripted.address)
+    page.get_by_role("button", name="Logs").click()
+    page.get_by_text("epoch 2").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename == "one.log"
+    assert Path(download.value.path()).read_text() == "epoch 1\nepoch 2\n"

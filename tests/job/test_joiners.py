@@ -185,3 +185,16 @@ def test_a_number_that_a_joiner_has_not_kept_is_named(backend: LocalBackend, tmp
     assert finished.outcome.code == 0, finished.failure
     assert "loss_fn reads 'temperature'" in finished.err()
     assert "vf.State(temperature=...)" in finished.err()
+
+
+def test_workers_that_remember_other_changes_still_make_the_same_calls(backend: LocalBackend, tmp_path: Path) -> None:
+    # A worker that is lost while a group forms may have joined for some of the others, and never for the rest.
+    forgetful = TRAIN.replace("        pace(trainer)", FORGET + "        pace(trainer)") + "print(trainer.digest())\n"
+    calm = Driven(backend, tmp_path / "calm", TRAIN + "print(trainer.digest())\n").run()
+    assert_same(calm, Driven(backend, tmp_path / "grown", forgetful).run(2, [(3, to(3))]))
+
+
+FORGET = """        if trainer._membership.device == "1":
+            trainer._membership.changes[:] = [c for c in trainer._membership.changes if not c.joined]
+            trainer._changes_told = min(trainer._changes_told, len(trainer._membership.changes))
+"""

@@ -14,8 +14,11 @@ from tests.conftest import Launcher
 from tests.job.driven import TRAIN, Deed, Driven, to
 from tests.job.test_joiners import assert_same
 from virtualflow.backends.local import LocalBackend
+from virtualflow.job.backend import Exit, Place
 from virtualflow.job.coordinator import Coordinator
+from virtualflow.job.crew import Crew, Worker
 from virtualflow.job.folder import JobFolder
+from virtualflow.job.spec import WorkerSpec
 
 DAEMON = """
 import os, subprocess, sys, time
@@ -144,3 +147,50 @@ def test_a_job_whose_fork_server_is_killed_as_it_begins_waits_for_the_next_one(t
         os.kill(own._server.pid, signal.SIGKILL)
         finished = Driven(own, tmp_path / "job", TRAIN + "print(trainer.digest())\n").run(2)
         assert finished.digest
+
+
+class _Recorder:
+    """A backend whose workers end when a test says so; it keeps the ends that a worker's daemon would hold."""
+
+    address = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.ended: list[Exit] = []
+        self.held: list[int] = []
+        self._wake, _ = os.pipe()
+
+    def check(self, devices: object) -> None: ...
+    def kill(self, process: int, signal_number: int) -> None: ...
+
+    def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
+        self.held += [os.dup(stdout), os.dup(stderr)]
+        return len(self.held)
+
+    def exits(self, timeout_seconds: float) -> list[Exit]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def place_of(self, process: int) -> Place:
+        return Place(self.address, process)
+
+    def fileno(self) -> int:
+        return self._wake
+
+
+class _Owner:
+    def heard(self, worker: Worker, message: object) -> None: ...
+    def wrote(self, worker: Worker, stream: str, data: bytes) -> None: ...
+    def ended(self, worker: Worker, code: int) -> None: ...
+    def left_behind(self, worker: Worker, commands: object) -> None: ...
+
+
+def test_a_worker_whose_output_somebody_still_holds_makes_room_for_the_next() -> None:
+    backend = _Recorder()
+    crew = Crew(backend, _Owner())
+    spec = WorkerSpec("job", "", "0", ("0",), "s.py", (), "127.0.0.1", patience_seconds=1.0)
+    for _ in range(2):
+        worker = crew.start(spec)
+        backend.ended.append(Exit(worker.process, 0))
+        crew.pump(0.0)
+    assert crew.is_gone
+    crew.selector.close()

@@ -232,6 +232,8 @@ class Crew:
         for reader in worker.ends:
             while reader in self.selector.get_map() and self.selector.get_key(reader).data():
                 pass
+            if reader in self.selector.get_map():  # what the script left behind still holds the other end
+                self.selector.unregister(reader)
             os.close(reader)
         if worker.wire in self.selector.get_map():
             self.selector.unregister(worker.wire)

@@ -114,6 +114,13 @@ class Peers:
 
         return [int(each) for each in self.agree(attempt)]
 
+    def has_joiners(self, call: str, number: int) -> bool:
+        """Whether any worker knows of one that has joined; all get the same answer.
+
+        What each remembers for itself may differ: one that was lost while the group formed is known to some alone.
+        """
+        return any(self.gathered(call, number, int(any(change.joined for change in self.membership.changes))))
+
     def exchanged(self, call: str, number: int, value: Any) -> list[Any]:
         """Every worker's *value*, in the order of their ranks: tensors and plain values, of any size."""
         return unpacked(self.agree(lambda: self._exchange(call, number, value)))

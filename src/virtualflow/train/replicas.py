@@ -46,13 +46,11 @@ class Replicas:
         )
 
     def odd_number(self, call: str, global_step: int) -> str | None:
-        """What to say of a number that ``loss_fn`` reads, if a worker that joined has another one; None if none has.
+        """What to say of a number that ``loss_fn`` reads, if a worker has another one; None if none has.
 
         No error, since it may be one that each worker counts for itself.
         """
         membership = self._peers.membership
-        if not any(change.joined for change in membership.changes):
-            return None
         mine = self._bystanders.numbers()
         everyone = self._peers.gathered(call, global_step, int(_hash(mine.items())[:15], 16))
         if min(everyone) == max(everyone):

@@ -603,9 +603,10 @@ class Trainer:
     def _close_epoch(self, epoch: Epoch) -> None:
         self._bystanders.check("it has changed since the first step")
         value = self._check_replicas("the end of an epoch", f"at the end of epoch {epoch.number}")
-        if difference := self._replicas.odd_number("the end of an epoch", self.global_step):
-            self._say_once(difference)
-        self._check_samples()
+        if self._peers.has_joiners("the end of an epoch", self.global_step):
+            if difference := self._replicas.odd_number("the end of an epoch", self.global_step):
+                self._say_once(difference)
+            self._check_samples()
         self._tell_of_changes()  # the last step of a job has no boundary after it
         self._events.write(EpochEnded(epoch.number, self.global_step - 1, value))
         self._position.step = epoch.steps
@@ -613,7 +614,7 @@ class Trainer:
 
     def _check_samples(self) -> None:
         """Whoever came between two epochs has trained on the dataset that he made: is it that of the others?"""
-        if any(change.joined for change in self._membership.changes) and not self._membership.job.mixed:
+        if not self._membership.job.mixed:
             mine = self._live.samples.take() if self.is_lead else {}
             everyone = self._peers.exchanged("the end of an epoch", self.global_step, mine)
             where = f"on device {self._membership.device} than on device {self._membership.devices[0]}"

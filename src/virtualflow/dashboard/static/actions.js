@@ -17,6 +17,18 @@ async function tell(path, body, done) {
 
 const pathOf = (job, verb) => `jobs/${encodeURIComponent(job.id)}/${verb}`;
 
+function submission(given) {
+  const number = (value) => (value === "" ? undefined : Number(value));
+  return {
+    script: given.script.trim(),
+    arguments: splitArguments(given.arguments),
+    name: given.name.trim() || undefined,
+    priority: number(given.priority),
+    demand: number(given.demand),
+    min: number(given.min),
+  };
+}
+
 export const actions = {
   async priority(job) {
     const given = await ask(byId("priority-dialog"), (form) => {
@@ -73,19 +85,15 @@ export const actions = {
     if (sure) await tell(pathOf(job, "cancel"), {}, `${job.name} is being ${mode === "job" ? "stopped" : "cancelled"}`);
   },
 
+  /** What the manager refuses is asked again, with what was typed. */
   async submit() {
-    const given = await ask(byId("submit-dialog"));
-    if (!given) return null;
-    const number = (value) => (value === "" ? undefined : Number(value));
-    const body = {
-      script: given.script.trim(),
-      arguments: splitArguments(given.arguments),
-      name: given.name.trim() || undefined,
-      priority: number(given.priority),
-      demand: number(given.demand),
-      min: number(given.min),
-    };
-    return tell("jobs", body, (answer) => `Submitted as ${answer.id}`);
+    let answer = null;
+    for (let kept = false; answer === null; kept = true) {
+      const given = await ask(byId("submit-dialog"), undefined, kept);
+      if (!given) return null;
+      answer = await tell("jobs", submission(given), (made) => `Submitted as ${made.id}`);
+    }
+    return answer;
   },
 
   async drain(device) {

@@ -30,6 +30,17 @@ export async function get(path) {
   return answer(await fetch(`api/${path}`, { headers: signed({ Accept: "application/json" }) }));
 }
 
+/** All that a job has printed. */
+export async function wholeLog(id) {
+  const parts = [];
+  for (let offset = 0; ; ) {
+    const { text, offset: next } = await get(`jobs/${encodeURIComponent(id)}/logs?offset=${offset}`);
+    if (!text) return parts.join("");
+    parts.push(text);
+    offset = next;
+  }
+}
+
 export async function post(path, body = {}) {
   return answer(
     await fetch(`api/${path}`, {

@@ -96,6 +96,7 @@ function render() {
   detail.choose(selected);
   detail.update({
     job: jobOf(selected),
+    jobs: state.jobs,
     since,
     mode,
     live: !embedded,

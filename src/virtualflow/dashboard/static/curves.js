@@ -1,6 +1,6 @@
 // Loss and throughput of one job, by uPlot, with a mark at each event that cost time.
 
-import { byId, segmented, text } from "./dom.js";
+import { byId, el, reconcile, segmented, text } from "./dom.js";
 import { clock, count, plural, rate, significant } from "./format.js";
 
 const HEIGHT = 118;
@@ -9,11 +9,17 @@ const gap = (value) => (value == null || !Number.isFinite(value) ? null : value)
 export class Curves {
   constructor() {
     this.by = "time";
+    this.scale = "linear"; // of the loss
     this.series = null;
+    this.other = null; // the series of another job, whose loss is drawn beside this one's, by step
     this.events = [];
     this.drawn = {};
-    segmented(byId("curves-by"), (value) => {
+    this.pressBy = segmented(byId("curves-by"), (value) => {
       this.by = value;
+      this.redraw();
+    });
+    segmented(byId("curves-scale"), (value) => {
+      this.scale = value;
       this.redraw();
     });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
@@ -22,19 +28,32 @@ export class Curves {
 
   show(series, events) {
     this.events = (events ?? []).filter((event) => event.pause_ms != null);
-    const known = this.series !== null && this.drawn.loss;
+    const names = Object.keys(series.metrics ?? {});
+    const known = this.series !== null && this.drawn.loss && names.every((name) => this.drawn[`metric ${name}`]);
     this.series = series;
     byId("curves-empty").hidden = series.time.length > 0;
     if (!known) this.redraw();
     else {
       this.drawn.loss.setData(this.lossData());
       this.drawn.speed.setData(this.speedData());
+      for (const name of names) this.drawn[`metric ${name}`].setData(this.metricData(name));
     }
     this.tell(null);
   }
 
+  /** Draw another job's loss beside this one's: both over steps, since they ran at other times. */
+  compare(series) {
+    this.other = series;
+    if (series && this.by !== "step") {
+      this.by = "step";
+      this.pressBy("step");
+    }
+    this.redraw();
+  }
+
   clear() {
-    this.series = null;
+    this.series = this.other = null;
+    reconcile(byId("metrics"), [], String, null, null);
     for (const chart of Object.values(this.drawn)) chart.destroy();
     this.drawn = {};
     byId("curves-empty").hidden = false;
@@ -43,7 +62,15 @@ export class Curves {
   }
 
   lossData() {
-    return [this.series[this.by], this.series.loss.map(gap)];
+    const shown = (value) => (this.scale === "log" && !(value > 0) ? null : gap(value));
+    const own = [this.series[this.by], this.series.loss.map(shown)];
+    if (!this.other || this.by !== "step") return own;
+    return uPlot.join([own, [this.other.step, this.other.loss.map(shown)]]);
+  }
+
+  metricData(name) {
+    const metric = this.series.metrics[name];
+    return [metric[this.by], metric.value.map(gap)];
   }
 
   speedData() {
@@ -55,11 +82,19 @@ export class Curves {
     for (const chart of Object.values(this.drawn)) chart.destroy();
     const colours = readColours();
     const line = { width: 1.5, points: { show: false } };
+    const compared = this.other && this.by === "step" ? [{ ...line, stroke: colours.mark, spanGaps: true }] : [];
+    const scales = this.scale === "log" ? { y: { distr: 3 } } : {};
     this.drawn.loss = new uPlot(
-      this.options(colours, [{ ...line, stroke: colours.loss }], {}, (value) => significant(value, 3)),
+      this.options(
+        colours,
+        [{ ...line, stroke: colours.loss, spanGaps: compared.length > 0 }, ...compared],
+        scales,
+        (value) => (value == null ? "" : significant(value, 3)),
+      ),
       this.lossData(),
       byId("loss-chart"),
     );
+    this.drawMetrics(colours);
     const devices = {
       scale: "devices",
       stroke: colours.devices,
@@ -81,6 +116,35 @@ export class Curves {
       this.speedData(),
       byId("speed-chart"),
     );
+  }
+
+  /** A chart for every number that the job reports by name. */
+  drawMetrics(colours) {
+    const names = Object.keys(this.series.metrics ?? {});
+    reconcile(
+      byId("metrics"),
+      names,
+      String,
+      (name) =>
+        el(
+          "div",
+          { "data-metric": name },
+          el("header", {}, el("h3", {}, name), el("span", { class: "muted" })),
+          el("div", { class: "curve", role: "img", "aria-label": `${name} over time` }),
+        ),
+      () => {},
+    );
+    for (const name of names) {
+      const holder = byId("metrics").known.get(name);
+      this.drawn[`metric ${name}`] = new uPlot(
+        this.options(colours, [{ stroke: colours.loss, width: 1.5, points: { show: true, size: 4 } }], {}, (value) =>
+          significant(value, 3),
+        ),
+        this.metricData(name),
+        holder.lastChild,
+      );
+      text(holder.querySelector("header span"), significant(this.series.metrics[name].value.at(-1), 5));
+    }
   }
 
   options(colours, series, scales, label) {
@@ -109,7 +173,7 @@ export class Curves {
       padding: [6, 16, 0, 0],
       hooks: {
         drawClear: [(chart) => this.marks(chart, colours)],
-        setCursor: [(chart) => this.tell(chart.cursor.idx)],
+        setCursor: [(chart) => this.tell(this.indexOf(chart.data[0][chart.cursor.idx]))],
       },
     };
   }
@@ -134,6 +198,13 @@ export class Curves {
       ctx.stroke();
     }
     ctx.restore();
+  }
+
+  /** Where this job's own series is at *x*: a compared one, or a metric, has points of its own. */
+  indexOf(x) {
+    if (x == null) return null;
+    const after = this.series[this.by].findIndex((value) => value >= x);
+    return after === -1 ? null : after;
   }
 
   /** The values under the cursor, or the last ones. */

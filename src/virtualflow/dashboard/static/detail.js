@@ -1,7 +1,7 @@
 // One job: what it is doing, its curves, its events with their pauses, its logs, and what can be done to it.
 
-import { get } from "./api.js";
-import { byId, el, reconcile, segmented, set, text } from "./dom.js";
+import { get, wholeLog } from "./api.js";
+import { byId, el, reconcile, segmented, set, text, toast } from "./dom.js";
 import {
   clock,
   count,
@@ -31,12 +31,14 @@ export class Detail {
     this.curves = new Curves();
     this.pressTab = segmented(byId("detail-tabs"), (value) => this.show(value));
     setInterval(() => this.pollLogs(), LOGS_EVERY_MS);
+    byId("log-download").addEventListener("click", () => this.download());
+    byId("compare-with").addEventListener("change", (event) => this.compare(event.target.value));
   }
 
   /** Another job, or none: nothing of the last one may stay. */
   choose(id) {
     if (id === this.id) return;
-    Object.assign(this, { id, mark: null, more: null, offset: 0, asked: 0, pending: false });
+    Object.assign(this, { id, mark: null, more: null, offset: 0, asked: 0, pending: false, other: null });
     this.curves.clear();
     byId("log").textContent = "";
     reconcile(byId("events"), [], String, null, null);
@@ -53,7 +55,7 @@ export class Detail {
   }
 
   /** input: {job, since, mode, live, types (of a device name), segments} */
-  update({ job, since, mode, live, begin, typeOf, segments }) {
+  update({ job, jobs, since, mode, live, begin, typeOf, segments }) {
     byId("detail-empty").hidden = job != null;
     byId("detail-body").hidden = job == null;
     if (!job) return;
@@ -65,6 +67,7 @@ export class Detail {
     byId("detail-reason").hidden = !job.reason;
     this.facts(job, since, mode, begin, typeOf);
     this.buttons(job, mode);
+    this.others(job, jobs);
     if (mode === "report") this.history(job, segments, begin);
     if (live) this.refresh(job);
   }
@@ -144,6 +147,45 @@ export class Detail {
       // The banner tells of a lost server; a job that is gone leaves with the next state.
     } finally {
       if (id === this.id) this.pending = false;
+    }
+  }
+
+  /** The jobs to compare this one with: those that have made a step. */
+  others(job, jobs) {
+    const able = jobs.filter((each) => each.id !== job.id && each.step > 0);
+    const none = { id: "", name: "Compare with…" };
+    const select = byId("compare-with");
+    reconcile(
+      select,
+      [none, ...able],
+      (each) => each.id,
+      (each) => el("option", { value: each.id }),
+      (option, each) => text(option, each.name),
+    );
+    select.hidden = able.length === 0;
+    if (this.other == null) select.value = "";
+  }
+
+  async compare(id) {
+    this.other = id || null;
+    const own = this.id;
+    try {
+      const series = id ? await get(`jobs/${encodeURIComponent(id)}/series`) : null;
+      if (own === this.id && this.other === (id || null)) this.curves.compare(series);
+    } catch (error) {
+      toast(error.message);
+    }
+  }
+
+  /** The log as a file. A plain link would send no session key. */
+  async download() {
+    const name = byId("detail-name").textContent;
+    try {
+      const url = URL.createObjectURL(new Blob([await wholeLog(this.id)], { type: "text/plain" }));
+      el("a", { href: url, download: `${name.replace(/[^\w.-]+/g, "_")}.log` }).click();
+      setTimeout(() => URL.revokeObjectURL(url), 1000);
+    } catch (error) {
+      toast(error.message);
     }
   }
 

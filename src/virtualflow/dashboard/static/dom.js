@@ -58,10 +58,10 @@ export function toast(message, kind = "error") {
   setTimeout(() => note.remove(), kind === "error" ? 12000 : 4000);
 }
 
-/** Show a dialog; resolves to its form's data, or to null if it was dismissed. */
-export function ask(dialog, prepare = () => {}) {
+/** Show a dialog; resolves to its form's data, or to null if it was dismissed. *kept*: with what was typed before. */
+export function ask(dialog, prepare = () => {}, kept = false) {
   const form = dialog.querySelector("form");
-  form.reset();
+  if (!kept) form.reset();
   prepare(form);
   dialog.returnValue = "";
   dialog.showModal();

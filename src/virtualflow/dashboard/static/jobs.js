@@ -29,6 +29,22 @@ const COLUMNS = [
   { id: "resizes", title: "Resizes", number: true, only: "report" },
 ];
 
+/** What a column sorts by. */
+const VALUES = {
+  job: (job) => job.name.toLowerCase(),
+  state: (job) => job.state,
+  priority: (job) => job.priority,
+  devices: (job, report) => (report ? job.demand : job.devices.length),
+  progress: (job) => (job.steps ? job.step / job.steps : job.step),
+  loss: (job) => job.loss,
+  speed: (job) => job.examples_per_second,
+  waited: (job) => job.queued_seconds,
+  ran: (job) => job.run_seconds,
+  left: (job) => job.eta_seconds,
+  jct: (job) => (job.ended == null ? null : job.ended - job.submitted),
+  resizes: (job) => job.resizes,
+};
+
 /** Counters go on between two messages of the server. */
 export function ticking(job, since) {
   const waits = job.state === "QUEUED";
@@ -55,24 +71,73 @@ export function order(jobs, byArrival = false) {
   );
 }
 
+/** Sorted by a column; a job without a value comes last either way. */
+export function sortedBy(jobs, column, down, report) {
+  const value = (job) => VALUES[column](job, report);
+  const missing = (job) => (value(job) == null ? 1 : 0);
+  const compare = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
+  return [...jobs].sort(
+    (one, other) =>
+      missing(one) - missing(other) || (down ? -1 : 1) * (missing(one) ? 0 : compare(value(one), value(other))),
+  );
+}
+
+/** Whether all words of the search are in a job's name, id, script, state or reason. */
+export function matches(job, search) {
+  const all = [job.name, job.id, job.script, job.state, job.reason].filter(Boolean).join(" ").toLowerCase();
+  return search
+    .toLowerCase()
+    .split(/\s+/)
+    .every((word) => all.includes(word));
+}
+
 export class Jobs {
   constructor(select) {
     this.select = select;
     this.shown = PAGE;
+    this.sort = null; // {column, down}; null: the order in which the manager serves them
+    this.search = "";
+    this.group = "all";
     const head = byId("jobs-head");
-    for (const column of COLUMNS) head.append(cell("th", column, { scope: "col", title: column.hint }, column.title));
-    byId("jobs-more").addEventListener("click", () => {
-      this.shown += 10 * PAGE;
-      this.show(this.last);
-    });
+    for (const column of COLUMNS) {
+      const button = el("button", { type: "button", class: "sort" }, column.title);
+      button.addEventListener("click", () => this.change({ sort: this.nextSort(column) }));
+      head.append(cell("th", column, { scope: "col", title: column.hint, "data-column": column.id }, button));
+    }
+    byId("jobs-more").addEventListener("click", () => this.change({ shown: this.shown + 10 * PAGE }));
+    byId("jobs-search").addEventListener("input", (event) => this.change({ search: event.target.value.trim() }));
+    byId("jobs-filter").addEventListener("change", (event) => this.change({ group: event.target.value }));
+  }
+
+  change(settings) {
+    Object.assign(this, settings);
+    if (this.last) this.show(this.last);
+  }
+
+  /** A click sorts, the next one turns it round, a third goes back to the order of the queue. */
+  nextSort(column) {
+    if (this.sort?.column !== column.id) return { column: column.id, down: Boolean(column.number) };
+    return this.sort.down === Boolean(column.number) ? { column: column.id, down: !this.sort.down } : null;
+  }
+
+  chosen(jobs, report) {
+    const found = jobs.filter((job) => !this.search || matches(job, this.search));
+    const group = GROUPS.find((each) => each.id === this.group);
+    const members = group ? found.filter(group.of) : found;
+    return this.sort ? sortedBy(members, this.sort.column, this.sort.down, report) : order(members, report);
   }
 
   /** input: {jobs, since, selected, report} */
   show(input) {
     this.last = input;
     const { jobs, report } = input;
-    text(byId("jobs-head").querySelector(".at-devices"), report ? "Demand" : "Devices");
-    const sorted = order(jobs, report);
+    text(byId("jobs-head").querySelector(".at-devices button"), report ? "Demand" : "Devices");
+    for (const heading of byId("jobs-head").children) {
+      const sorts = this.sort?.column === heading.dataset.column;
+      set(heading, "aria-sort", sorts ? (this.sort.down ? "descending" : "ascending") : null);
+    }
+    const sorted = this.chosen(jobs, report);
+    byId("jobs-none").hidden = jobs.length === 0 || sorted.length > 0;
     const visible = sorted.slice(0, this.shown);
     byId("jobs-empty").hidden = jobs.length > 0;
     byId("jobs-table").hidden = jobs.length === 0;
@@ -82,7 +147,7 @@ export class Jobs {
     for (const group of GROUPS) {
       const body = byId(`jobs-${group.id}`);
       const members = visible.filter(group.of);
-      const all = jobs.filter(group.of).length;
+      const all = sorted.filter(group.of).length;
       body.hidden = all === 0;
       text(body.querySelector(".tally"), count(all));
       const holder = body.querySelector("th").parentElement;
