@@ -39,7 +39,7 @@ def run_through(
     with tempfile.TemporaryDirectory() as name:
         folder = JobFolder(Path(name) / "job")
         names = tuple(str(device) for device in range(devices))
-        job = JobSpec("bench", str(SCRIPT), (str(width), "1000"), names, checkpoint_every=0)
+        job = JobSpec.of("bench", str(SCRIPT), (str(width), "1000"), names, checkpoint_every=0)
         folder.create(job)
         struck: list[float] = []
         left = list(acts)
@@ -123,7 +123,7 @@ def listening() -> tuple[float, float]:
     """Seconds that a worker's ear for changes costs in a step, and a step's."""
     with LocalBackend() as backend, tempfile.TemporaryDirectory() as name:
         folder = JobFolder(Path(name) / "job")
-        job = JobSpec("bench", str(SCRIPT), (str(SMALL), "1", name), ("0", "1"), checkpoint_every=0)
+        job = JobSpec.of("bench", str(SCRIPT), (str(SMALL), "1", name), ("0", "1"), checkpoint_every=0)
         folder.create(job)
         Coordinator(job, folder, backend, Quiet()).run()
         steps = [event.seconds for event in read_events(folder.path / STREAM) if isinstance(event, StepDone)]

@@ -17,9 +17,10 @@ from benchmarks.arena import ROOT
 from benchmarks.cluster_job import NODE_SIZE
 from virtualflow.cluster.job import Job
 from virtualflow.core.emulation import Emulated
+from virtualflow.core.job_state import ENDED
 from virtualflow.core.profile import Communication, Point, Profile, Workload
 from virtualflow.events import STREAM, EpochEnded, Regrouped, StepDone, read_timed_events
-from virtualflow.job.folder import ENDED, JobFolder
+from virtualflow.job.folder import JobFolder
 from virtualflow.manager.client import Client
 
 SCRIPT = Path(__file__).with_name("cluster_job.py")

@@ -168,7 +168,7 @@ def _measured(
 ) -> tuple[float, int]:
     """Examples/s of a real run, and how many waves took longer than they should have."""
     there = devices_of(devices, None, EMULATED, TIME_SCALE)
-    job = JobSpec(
+    job = JobSpec.of(
         "bench", str(SCRIPT), (str(steps),), there.names, emulated=there.emulated, workload=profile.to_json(workload)
     )
     coordinator = _through(backend, folder, job)
@@ -200,7 +200,7 @@ def _straggler(section: report.Section, folder: Path) -> dict[str, float]:
     digests, rates = [], {}
     with LocalBackend() as backend:
         for name, devices, rebalance in (("calm", calm, False), ("slowed", there, False), ("relieved", there, True)):
-            job = JobSpec(
+            job = JobSpec.of(
                 "bench", str(SCRIPT), (str(steps),), devices.names, emulated=devices.emulated, rebalance=rebalance
             )
             place = folder / name

@@ -117,7 +117,7 @@ class Launcher:
     ) -> Finished:
         number = next(self._numbers)
         folder = JobFolder(self._folder / f"job-{number}")
-        job = JobSpec(
+        job = JobSpec.of(
             job_id=f"job-{number}",
             script=str(script),
             arguments=tuple(arguments),

@@ -19,9 +19,10 @@ VirtualFlowError
 ├── EventStreamError        an event stream that cannot be read
 ├── LaunchError             the job could not be started
 │   ├── UnreachableError    nobody answers for the job
+│   ├── AmbiguousJobError   several jobs have that name
 │   └── DamagedError        a file in the job's folder is damaged
 ├── MessageError            what came over a connection is no message of ours
-├── LedgerError             the manager's records can't be read or written
+├── RecordsError            the manager's records can't be read or written
 └── ManagerError            the manager refuses, or is not there
     └── UnknownJobError     the manager has no such job
 """
@@ -103,6 +104,10 @@ class UnreachableError(LaunchError):
     """Nobody answers for the job: it starts, it has ended, or it hangs."""
 
 
+class AmbiguousJobError(LaunchError):
+    """Several jobs have that name, or an id that begins like that."""
+
+
 class DamagedError(LaunchError):
     """A file in the job's folder is damaged."""
 
@@ -111,7 +116,7 @@ class MessageError(VirtualFlowError):
     """What came over a connection is no message of ours."""
 
 
-class LedgerError(VirtualFlowError):
+class RecordsError(VirtualFlowError):
     """The manager's records cannot be read or written."""
 
 

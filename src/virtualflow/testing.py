@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from virtualflow.core import faults
 from virtualflow.core.grid import Grid
+
+if TYPE_CHECKING:
+    from virtualflow.job.folder import JobFolder
 
 
 class RecordingDataset:
@@ -54,3 +57,33 @@ def kill_at(point: str, hit: int, marker: Path) -> None:
 def break_the_grid() -> None:
     """Make this process sum gradients plainly instead of on a grid: the promise no longer holds."""
     Grid.constant = property(lambda grid: 0.0)  # type: ignore[method-assign,assignment]
+
+
+class FakeProcess:
+    """A coordinator's process that does nothing until a test ends it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def end(self, code: int) -> None:
+        self.returncode = code
+
+    def kill(self) -> None:
+        self.end(-signal.SIGKILL)
+
+
+class FakeLauncher:
+    """Starts no coordinators for a manager; a test plays them. ``Manager(..., launcher=FakeLauncher())``."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, str]] = []  # job and token of each launch
+        self.processes: list[FakeProcess] = []
+
+    def __call__(self, folder: JobFolder, token: str, **origin: Any) -> FakeProcess:
+        self.made.append((folder.path.name, token))
+        self.processes.append(FakeProcess(pid=len(self.made)))
+        return self.processes[-1]

@@ -88,7 +88,7 @@ class Chaos:
     def run(self, strikes: list[Strike] = (), **options: Any) -> Finished:  # type: ignore[assignment]
         ids = self.folder.path / "ids"
         ids.mkdir(parents=True, exist_ok=True)
-        spec = JobSpec(
+        spec = JobSpec.of(
             job_id=self.folder.path.name,
             script=str(JOB),
             arguments=(json.dumps({"folder": str(ids), **options}),),

@@ -15,8 +15,8 @@ from typing import Any
 
 from tests.cli.test_run import descendants
 from tests.manager.managed import STEPS, Managed, Service, until
+from virtualflow.core.job_state import ENDED
 from virtualflow.errors import ManagerError
-from virtualflow.job.folder import ENDED
 
 DEVICES = 3
 ROUND = [

@@ -80,7 +80,7 @@ def folder(tmp_path: Path, vf_home: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     (place / "{}.json").write_text("{}")
     (place / "[].json").write_text("[]")
     assert said("trace", "generate", "--jobs", "2")[0] == 0
-    JobFolder(vf_home / "jobs" / "a-job").create(JobSpec("a-job", "train.py", (), ("0",)))
+    JobFolder(vf_home / "jobs" / "a-job").create(JobSpec.of("a-job", "train.py", (), ("0",)))
     return place
 
 
@@ -165,7 +165,7 @@ def test_a_home_that_can_not_be_used_is_named(folder: Path, monkeypatch: pytest.
 
 def test_tables_show_names_as_they_are(folder: Path, vf_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = "[bold]x[red] and [1, 2] :cat:"
-    JobFolder(vf_home / "jobs" / odd).create(JobSpec(odd, "train.py", (), ("0",)))
+    JobFolder(vf_home / "jobs" / odd).create(JobSpec.of(odd, "train.py", (), ("0",)))
     assert odd in said("status")[1]
     assert odd in said("status", odd)[1]
     closed = "[bold]x[/] and [1, 2]"

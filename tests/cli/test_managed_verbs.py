@@ -68,17 +68,21 @@ def test_every_verb_has_a_clear_answer(service: Service, tmp_path: Path) -> None
         assert re.search("(there is|has) no job 'nobody'", told(verb[0], "nobody", *verb[1:]))
     assert "is not paused: its state is RUNNING" in told("resume", running.id)
     assert "is not paused: its state is QUEUED" in told("resume", queued.id)
-    assert told("pause", paused.id) == told("pause", queued.id) == ""
+    for job in (paused, queued):
+        assert told("pause", job.id) == f"job {job.id} is paused; `vf resume {job.id}` lets it go on\n"
     assert queued.view()["state"] == "PAUSED"
     for job in (running, paused, queued):
-        assert told("priority", job.id, "2.5") == told("resize", job.id, "1") == told("resize", job.id, "auto") == ""
+        assert told("priority", job.id, "2.5") == f"job {job.id} has priority 2.5\n"
+        assert told("resize", job.id, "1") == f"job {job.id} has at most 1 device(s) from now on\n"
+        assert "as many devices as the policy gives it" in told("resize", job.id, "auto")
         assert "a priority is a number above 0" in told("priority", job.id, "0")
         assert "at least one device" in told("resize", job.id, "0")
         assert "a job can have 1 to 2 device(s) here, not 9" in told("resize", job.id, "9")
         assert ("is running" if job is running else "its state is PAUSED") in told("clean", job.id)
     assert "not running: its state is PAUSED" in told("stop", paused.id)
-    assert told("resume", queued.id) == ""
-    assert told("cancel", queued.id) == told("cancel", paused.id) == ""
+    assert told("resume", queued.id) == f"job {queued.id} goes on: its state is QUEUED\n"
+    for job in (queued, paused):
+        assert told("cancel", job.id) == f"job {job.id} is cancelled\n"
     assert queued.view()["state"] == paused.view()["state"] == "CANCELLED"
     assert told("stop", running.id) == f"job {running.id} has ended\n"
     assert running.until_over()["state"] == "CANCELLED"
@@ -99,7 +103,7 @@ def test_every_verb_has_a_clear_answer(service: Service, tmp_path: Path) -> None
     code, text = said("submit", "--wait", str(service_script(tmp_path, "raise ValueError('on purpose')\n")))
     assert code == 1
     assert "ValueError: on purpose" in text
-    assert said("clean")[0] == 0
+    assert said("clean", "--older-than", "0", "--yes")[0] == 0
     assert [each["state"] for each in json.loads(said("queue", "--json")[1])].count("DONE") == 1  # its records stay
 
 

@@ -167,7 +167,7 @@ def vf_up_with(*words: str) -> str:
 
 @pytest.mark.parametrize("devices", ["²", "-4092", "٣", "1e3", "9" * 30, "", "0"])
 def test_a_number_of_devices_that_is_none_is_refused(vf_home: Path, tmp_path: Path, devices: str) -> None:
-    JobFolder(vf_home / "jobs" / "a-job").create(JobSpec("a-job", str(script(tmp_path)), (), ("0",)))
+    JobFolder(vf_home / "jobs" / "a-job").create(JobSpec.of("a-job", str(script(tmp_path)), (), ("0",)))
     for words in (["resize", "a-job", "--", devices], ["run", "--devices", devices, str(script(tmp_path))]):
         code, text = said(*words)
         assert code in (1, 2), text
@@ -183,9 +183,9 @@ def test_jobs_that_may_go_on_are_not_cleaned_away(vf_home: Path, tmp_path: Path)
         ("own", False, {"state": "CANCELLED"}),
     ):
         folder = JobFolder(vf_home / "jobs" / name)
-        folder.create(JobSpec(name, str(script(tmp_path)), (), ("0",), managed=managed))
+        folder.create(JobSpec.of(name, str(script(tmp_path)), (), ("0",), managed=managed))
         folder.write_state({"workers": [], "generation": 0, **state})
-    assert said("clean")[0] == 0
+    assert said("clean", "--older-than", "0", "--yes")[0] == 0
     assert sorted(path.name for path in (vf_home / "jobs").iterdir()) == ["crashed", "suspended"]
     assert said("clean", "suspended")[0] == 0  # by its name: somebody knows what he does
     assert sorted(path.name for path in (vf_home / "jobs").iterdir()) == ["crashed"]
@@ -198,7 +198,7 @@ DAMAGES = [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}\n{\n{}\n"]
 def test_one_damaged_folder_hides_no_other_job(vf_home: Path, tmp_path: Path, name: str) -> None:
     for job in ("first", "second"):
         folder = JobFolder(vf_home / "jobs" / job)
-        folder.create(JobSpec(job, str(script(tmp_path)), (), ("0",)))
+        folder.create(JobSpec.of(job, str(script(tmp_path)), (), ("0",)))
         folder.write_state({"state": "FAILED", "workers": [], "generation": 0})
     for damage in DAMAGES:
         (vf_home / "jobs" / "first" / name).write_bytes(damage)

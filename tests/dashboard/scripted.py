@@ -9,15 +9,22 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
-from virtualflow.dashboard.page import page_files
+from virtualflow.dashboard.page import STATIC
 
 Json = dict[str, Any]
+
+
+def page_files() -> dict[str, Path]:
+    """Where each file of the page belongs below the page's own address: ``""`` is the page itself."""
+    files = (path for path in sorted(STATIC.rglob("*")) if path.is_file() and path.name != "index.html")
+    return {"": STATIC / "index.html", **{f"static/{path.relative_to(STATIC)}": path for path in files}}
 
 
 def a_job(name: str, state: str = "RUNNING", devices: tuple[str, ...] = (), nodes: int = 8, **changes: Any) -> Json:

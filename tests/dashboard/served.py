@@ -12,6 +12,7 @@ from typing import Any
 
 from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
+from virtualflow.job.job_description import JobDescription
 from virtualflow.job.listener import listen
 from virtualflow.manager.api.connections import Limits
 from virtualflow.manager.api.server import Server
@@ -19,7 +20,7 @@ from virtualflow.manager.api.serving import serving
 from virtualflow.manager.api.views import ClusterSource
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
 
 TOKEN = "correct horse battery staple"
@@ -71,18 +72,18 @@ class Site:
 
     def a_job(self) -> str:
         """One that waits for ever: nobody drives this manager."""
-        return self.manager.submit(Submission("job.py", {"job.py": ""}))
+        return self.manager.submit(Submission(JobDescription("job.py"), {"job.py": ""}))
 
     def state_of(self, job: str) -> str:
-        return self.manager.books[job].state
+        return self.manager.records[job].state
 
 
 @contextmanager
 def a_site(home: Path, limits: Limits | None = None) -> Iterator[Site]:
     home.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(home / "jobs.sqlite")
+    records = Records(home / "jobs.sqlite")
     with listen("127.0.0.1", 0) as listening:
-        manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), ledger)
+        manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), records)
         with serving(ClusterSource(manager), TOKEN.encode(), listening, limits=limits) as server:
             yield Site(listening.getsockname()[1], server, manager)
-    ledger.close()
+    records.close()

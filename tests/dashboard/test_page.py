@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.dashboard.busy import a_busy_day, a_report, curves
-from tests.dashboard.scripted import Scripted, a_job, a_segment, served, some_devices
-from virtualflow.dashboard.page import MODULES, STATIC, page_files, standalone
+from tests.dashboard.scripted import Scripted, a_job, a_segment, page_files, served, some_devices
+from virtualflow.dashboard.page import MODULES, STATIC, standalone
 
 TWO, ALL = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
 EVIL = "<img src=x onerror=document.title='owned'>"

@@ -204,7 +204,7 @@ class Held:
         return _ran(failure, self.words.err.decode() + text, self.words.out.decode(), self.folder.path)
 
     def _spec(self, held: bool) -> JobSpec:
-        return JobSpec(
+        return JobSpec.of(
             job_id=self.folder.path.name,
             script=str(HELD if held else self.script.path),
             arguments=(str(self.script.path), str(self.gates)) if held else (),

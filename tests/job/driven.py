@@ -52,7 +52,7 @@ class Driven:
     ) -> Finished:
         """Run on *devices*; each deed of *plan* comes at its step, and after the one before it is through."""
         job = JobFolder(self.folder / "job")
-        spec = JobSpec(
+        spec = JobSpec.of(
             job_id="job",
             script=str(self.script),
             arguments=(str(self.folder),),

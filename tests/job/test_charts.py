@@ -10,8 +10,9 @@ import pytest
 
 from virtualflow.cli.timeline import WINDOW, _periods, _runs, _throughput
 from virtualflow.events import STREAM, Event, Regrouped, RunStarted, StepDone, read_timed_events
-from virtualflow.job.history import MOST_SAMPLES, Watch
-from virtualflow.manager.api.views import held_over_time, series
+from virtualflow.job.folder_view import device_periods
+from virtualflow.job.history import MAX_SAMPLES, Watch
+from virtualflow.manager.api.views import series
 
 STEPS = WINDOW + 5
 PAUSE = 1000.0
@@ -59,9 +60,9 @@ def test_the_dashboards_curves_have_a_gap_there(stream: Path) -> None:
 def test_a_gap_is_kept_when_samples_are_dropped(stream: Path) -> None:
     watch = Watch(stream)
     watch.read()
-    for step in range(3 * MOST_SAMPLES):
+    for step in range(3 * MAX_SAMPLES):
         watch._note(5000.0 + step, StepDone(step, 0, 1.0, "", None, "", "", 8, 0.5, 1))
-    assert len(watch.samples) <= 2 * MOST_SAMPLES
+    assert len(watch.samples) <= 2 * MAX_SAMPLES
     assert [sample.time for sample in watch.samples if sample.examples_per_second is None] == [STEPS]
 
 
@@ -70,7 +71,7 @@ def test_the_chart_of_one_job_has_a_gap_there(stream: Path, ended: bool) -> None
     watch = Watch(stream)
     watch.read()
     begun = STEPS + PAUSE - 3  # then the resumed job was launched
-    held = list(held_over_time(watch, begun, ["0", "1", "2"], ended=ended))
+    held = list(device_periods(watch, begun, ["0", "1", "2"], ended=ended))
     last = 2 * STEPS + PAUSE if ended else None
     assert held == [(0.0, STEPS, ["0", "1"]), (begun, last, ["0", "1", "2"])]
 
@@ -78,9 +79,9 @@ def test_the_chart_of_one_job_has_a_gap_there(stream: Path, ended: bool) -> None
 def test_a_job_that_is_just_being_resumed_did_nothing_meanwhile(stream: Path) -> None:
     watch = Watch(stream)
     watch.read()
-    held = list(held_over_time(watch, 9999.0, ["0"], ended=False))
+    held = list(device_periods(watch, 9999.0, ["0"], ended=False))
     assert held[-2:] == [(STEPS + PAUSE, 2 * STEPS + PAUSE, ["0", "1", "2"]), (9999.0, None, ["0"])]
 
 
 def test_a_new_job_has_its_devices_from_the_start(tmp_path: Path) -> None:
-    assert list(held_over_time(Watch(tmp_path / STREAM), 5.0, ["0"], ended=False)) == [(5.0, None, ["0"])]
+    assert list(device_periods(Watch(tmp_path / STREAM), 5.0, ["0"], ended=False)) == [(5.0, None, ["0"])]

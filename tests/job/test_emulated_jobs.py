@@ -10,9 +10,10 @@ from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.emulation import Emulated
 from virtualflow.errors import ManagerError
+from virtualflow.job.job_description import JobDescription
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
 from virtualflow.train.pace import Pace
 
@@ -21,14 +22,14 @@ OWN = Emulated(points=((8, 0.4),), update_seconds=0.01, communication=((2, 0.02)
 
 
 def submission(**facts: object) -> Submission:
-    return Submission(script="train.py", modules={"train.py": "print()"}, **facts)  # type: ignore[arg-type]
+    return Submission(JobDescription("train.py", **facts), {"train.py": "print()"})  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def manager(vf_home: Path) -> Manager:
     vf_home.mkdir()
     told = Cluster(parse_pools("V100:2"), {name: CLUSTERS.to_json() for name in ("V100:0", "V100:1")})
-    return Manager(told, registry.make("wfs"), Ledger(vf_home / "jobs.sqlite"))
+    return Manager(told, registry.make("wfs"), Records(vf_home / "jobs.sqlite"))
 
 
 def test_a_job_has_its_own_emulation_and_others_the_clusters(manager: Manager) -> None:
@@ -46,7 +47,7 @@ def test_a_job_has_its_own_emulation_and_others_the_clusters(manager: Manager) -
 def test_an_emulation_that_is_none_is_refused(manager: Manager, facts: dict[str, object]) -> None:
     with pytest.raises(ManagerError, match="V100 can't be emulated like that"):
         manager.submit(submission(emulated={"V100": facts}))
-    assert not manager.books.all()
+    assert not manager.records.all()
 
 
 def test_communication_is_waited_for_by_the_number_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def run(backend: LocalBackend, folder: Path, devices: dict[str, Emulated | None]
     text = {"nodes": options.pop("nodes", 8), "epochs": options.pop("epochs", 1), "options": options.pop("given", "")}
     script.write_text(TRAIN.format(**text))
     emulated = {name: each.to_json() for name, each in devices.items() if each is not None}
-    job = JobSpec("job", str(script), (), tuple(devices), emulated=emulated, **options)  # type: ignore[arg-type]
+    job = JobSpec.of("job", str(script), (), tuple(devices), emulated=emulated, **options)  # type: ignore[arg-type]
     place = JobFolder(folder / "job")
     place.create(job)
     printed = Printed()

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.test_run import VF, alive
+from virtualflow.core.job_state import ENDED
 from virtualflow.events import STREAM, StepDone, read_events
-from virtualflow.job.folder import ENDED, JobFolder
+from virtualflow.job.folder import JobFolder
 from virtualflow.manager.client import Client
 from virtualflow.program.capture import take
 

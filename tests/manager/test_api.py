@@ -35,7 +35,7 @@ from virtualflow.manager.api.views import ClusterSource
 from virtualflow.manager.client import Client
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 
 TOKEN = "correct horse battery staple"
 PATHS = ["/", "/docs", "/openapi.json", "/metrics", "/static/index.html", "/api/state", "/api/jobs", "/api/jobs/x",
@@ -48,11 +48,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch, listen("127.0.0.1", 0) as listening:
         patch.setenv("VF_HOME", str(home))
-        ledger = Ledger(home / "jobs.sqlite")
-        manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), ledger)
+        records = Records(home / "jobs.sqlite")
+        manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), records)
         with serving(ClusterSource(manager), TOKEN.encode(), listening):
             yield f"http://127.0.0.1:{listening.getsockname()[1]}", home
-        ledger.close()
+        records.close()
 
 
 @pytest.fixture
@@ -99,6 +99,17 @@ def test_without_the_token_there_is_a_401_and_nothing_else(address: str, headers
         assert told.keys() <= {"www-authenticate", "content-length", "date", "server"}
     for path in ("/api/jobs", "/api/cluster/down", "/api/login"):
         assert ask(address, "POST", path, {}, headers=headers)[0] == 401
+
+
+@pytest.mark.parametrize("path", ["/", "/login", "/login?code=used"])
+def test_a_person_who_is_not_signed_in_reads_what_to_do(address: str, path: str) -> None:
+    status, told, body = ask(address, "GET", path, headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    port = address.rpartition(":")[2]
+    assert (status, told["content-type"]) == (401, "text/html; charset=utf-8")
+    assert b"vf dashboard" in body
+    assert f"ssh -L {port}:127.0.0.1:{port}".encode() in body
+    assert told["content-security-policy"].startswith("default-src 'self'")
+    assert ask(address, "GET", "/api/state", headers={"Accept": "text/html"})[2] == b""
 
 
 def test_requests_that_are_too_large_are_refused(address: str) -> None:

@@ -13,10 +13,13 @@ import pytest
 
 from tests.manager.managed import until
 from tests.manager.worlds import SCRIPT, Starts, World, job, launched, starts, world
-from virtualflow.errors import LedgerError, ManagerError
+from virtualflow.core.job_state import JobState
+from virtualflow.errors import ManagerError, RecordsError
 from virtualflow.job import control, launch
 from virtualflow.job.folder import JobFolder
-from virtualflow.manager.records import Ledger
+from virtualflow.job.job_description import JobDescription
+from virtualflow.manager import lifecycle
+from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
 
 __all__ = ["starts", "world"]  # fixtures
@@ -26,7 +29,7 @@ def test_a_launch_that_was_written_and_not_made_is_made_by_the_next_manager(worl
     first = world.manager()
     job_id = first.submit(job())
     first.tick()
-    assert first.books[job_id].state == "RUNNING"
+    assert first.records[job_id].state == "RUNNING"
     (old,) = starts.made  # it starts, and its manager dies
     second = world.manager()
     second.tick()
@@ -37,7 +40,7 @@ def test_a_launch_that_was_written_and_not_made_is_made_by_the_next_manager(worl
     with folder.locked():  # the first coordinator comes after all: the job is another's
         assert launch.take(folder, old[1]) == (False, None)
         assert launch.take(folder, new[1]) == (True, None)
-    assert second.books[job_id].crashes == 0
+    assert second.records[job_id].crashes == 0
 
 
 def test_a_coordinator_that_comes_while_the_next_manager_looks_is_taken_over(world: World, starts: Starts) -> None:
@@ -48,14 +51,14 @@ def test_a_coordinator_that_comes_while_the_next_manager_looks_is_taken_over(wor
     with folder.locked():
         assert launch.take(folder, starts.made[0][1])[0]
         second.tick()
-        assert second.books[job_id].state == "RUNNING"
+        assert second.records[job_id].state == "RUNNING"
         assert len(starts.made) == 1
         folder.write_state({"state": "DONE", "workers": [], "generation": 0})
     second.tick()
-    assert second.books[job_id].state == "DONE"
+    assert second.records[job_id].state == "DONE"
     third = world.manager()
     third.tick()
-    assert (third.books[job_id].state, len(starts.made)) == ("DONE", 1)
+    assert (third.records[job_id].state, len(starts.made)) == ("DONE", 1)
 
 
 def test_a_coordinator_that_takes_its_launch_between_two_looks_is_not_waited_for(
@@ -77,7 +80,7 @@ def test_a_coordinator_that_takes_its_launch_between_two_looks_is_not_waited_for
 
     monkeypatch.setattr(JobFolder, "is_locked", comes_now)
     manager.tick()  # would hang if it believed that the coordinator has ended
-    assert manager.books[job_id].state == "RUNNING"
+    assert manager.records[job_id].state == "RUNNING"
     locks[0].__exit__(None, None, None)
 
 
@@ -85,17 +88,16 @@ def test_no_two_jobs_are_found_with_the_same_device_wherever_a_manager_dies(worl
     manager = world.manager()
     ids = [manager.submit(job(demand=4, virtual_nodes=4, priority=p)) for p in (1.0, 1.0, 5.0)]
     manager.tick()
-    with sqlite3.connect(world.records) as connection:
+    with sqlite3.connect(world.path) as connection:
         saved = [json.loads(text) for (text,) in connection.execute("SELECT record FROM jobs")]
     connection.close()
     devices = [device for record in saved for device in record["devices"]]
     assert len(devices) == len(set(devices)) == 4
     # And if a full disk had left such records, the first one keeps its devices.
-    for record in manager.books.all():
-        record.state, record.devices = "RUNNING", ["cpu:0", "cpu:1"] if ":" in devices[0] else ["0", "1"]
-        manager.books.update(record)
+    for record in manager.records.all():
+        manager.records.update(record.id, state=JobState.RUNNING, devices=("0", "1"))
     again = world.manager()
-    given = [device for job_id in ids for device in again.books[job_id].devices]
+    given = [device for job_id in ids for device in again.records[job_id].devices]
     assert len(given) == len(set(given))
 
 
@@ -103,17 +105,17 @@ def test_devices_that_are_gone_when_the_next_manager_comes_are_nobodys(world: Wo
     manager = world.manager()
     first = manager.submit(job(demand=4, virtual_nodes=4))
     manager.tick()
-    taken = manager.books[first].devices[0]
+    taken = manager.records[first].devices[0]
     with launched(manager, starts):
         manager.lose([taken])
-        assert taken not in manager.books[first].devices
+        assert taken not in manager.records[first].devices
         again = world.manager()
-        assert again.books[first].devices == manager.books[first].devices
+        assert again.records[first].devices == manager.records[first].devices
         assert again.scheduler.placement.lost == {taken}
         smaller = world.manager(devices="2")
         smaller.tick()
-        assert len(smaller.books[first].devices) == 1
-        assert (smaller.books[first].wish, len(starts.made)) == (None, 1)
+        assert len(smaller.records[first].devices) == 1
+        assert (smaller.records[first].wish, len(starts.made)) == (None, 1)
 
 
 def test_a_pause_can_be_taken_back_and_who_paused_has_no_claim_to_what_he_had(world: World, starts: Starts) -> None:
@@ -122,20 +124,20 @@ def test_a_pause_can_be_taken_back_and_who_paused_has_no_claim_to_what_he_had(wo
     manager.tick()
     with launched(manager, starts):
         manager.pause(first)
-        assert manager.books[first].devices == []
+        assert manager.records[first].devices == ()
         manager.resume(first)  # it is about to stop, and goes on then
-        assert manager.books[first].wish == "suspend"
-        assert len(manager.books[first].devices) == 4
+        assert manager.records[first].wish == "suspend"
+        assert len(manager.records[first].devices) == 4
         manager.pause(first)
         told = {"state": "CANCELLED", "workers": [], "generation": 0, "asked": True}
         manager.fleet.folder(first).write_state(told)
     again = world.manager()
     again.tick()
-    assert again.books[first].state == "PAUSED"
-    second = again.submit(job(demand=4, least=4, virtual_nodes=4))
+    assert again.records[first].state == "PAUSED"
+    second = again.submit(job(demand=4, min_devices=4, virtual_nodes=4))
     again.resume(first)
     again.tick()
-    assert (again.books[first].state, again.books[first].devices) == ("QUEUED", [])
+    assert (again.records[first].state, again.records[first].devices) == ("QUEUED", ())
     assert [job_id for job_id, _ in starts.made] == [first, second]
 
 
@@ -164,7 +166,7 @@ def test_a_coordinator_that_hangs_is_not_waited_for_at_every_turn(
             manager.tick()
         with pytest.raises(BlockingIOError):
             hanging.accept()
-        assert manager.state_of(manager.books[job_id]) == "STARTING"
+        assert manager.state_of(manager.records[job_id]) == "STARTING"
 
 
 def test_a_stop_for_an_end_that_never_came_is_no_cancellation(world: World, starts: Starts) -> None:
@@ -175,12 +177,12 @@ def test_a_stop_for_an_end_that_never_came_is_no_cancellation(world: World, star
     with folder.locked():
         launch.take(folder, starts.made[0][1])
         manager.stop_jobs()
-        assert manager.books[job_id].wish == "down"
+        assert manager.records[job_id].wish == "down"
         folder.write_state({"state": "CANCELLED", "workers": [], "generation": 0, "asked": True})
     again = world.manager()  # the first one was killed before it saw the job end
     again.tick()
-    assert again.books[job_id].state == "RUNNING"
-    assert again.books[job_id].launches == 2
+    assert again.records[job_id].state == "RUNNING"
+    assert again.records[job_id].launches == 2
 
 
 def test_without_a_place_for_the_intent_nothing_starts(
@@ -189,22 +191,22 @@ def test_without_a_place_for_the_intent_nothing_starts(
     manager = world.manager()
     job_id = manager.submit(job())
     with monkeypatch.context() as full:
-        full.setattr(Ledger, "save", lambda *_: (_ for _ in ()).throw(LedgerError("full")))
+        full.setattr(Records, "_write", lambda *_: (_ for _ in ()).throw(RecordsError("full")))
         manager.tick()
         manager.tick()
         assert starts.made == []
         assert not manager.fleet.folder(job_id).launch.exists()
-        with pytest.raises(LedgerError, match="the job was not taken in: full"):
+        with pytest.raises(RecordsError, match="the job was not taken in: full"):
             manager.submit(job())
-    assert len(list((world.records.parent / "jobs").iterdir())) == 1
+    assert len(list((world.path.parent / "jobs").iterdir())) == 1
     manager.tick()
     assert len(starts.made) == 1
-    assert world.manager().books[job_id].state == "RUNNING"
+    assert world.manager().records[job_id].state == "RUNNING"
 
 
 def test_a_full_disk_is_noticed_before_it_hurts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("virtualflow.manager.manager.LEAST_FREE_BYTES", 1 << 62)
-    with pytest.raises(LedgerError, match=r"the disk of .* is full: \d+ MB are left. Jobs go on; submits must wait."):
+    monkeypatch.setattr("virtualflow.manager.manager.MIN_FREE_BYTES", 1 << 62)
+    with pytest.raises(RecordsError, match=r"the disk of .* is full: \d+ MB are left. Jobs go on; submits must wait."):
         world.manager().submit(job())
 
 
@@ -229,8 +231,8 @@ def test_time_never_runs_backwards_whatever_is_done_to_the_clock(world: World, s
     now[0] = 10.0
     second = manager.submit(job())
     manager.tick()
-    assert manager.run_seconds(manager.books[first]) == 0.0
-    assert manager.books[second].state == "RUNNING"
+    assert lifecycle.run_seconds(manager.records[first], now[0]) == 0.0
+    assert manager.records[second].state == "RUNNING"
     again = world.manager(clock=lambda: now[0])  # after a restart, too
     again.tick()
     again.cancel(first)
@@ -246,7 +248,7 @@ def test_every_policy_runs_on_the_wall_clock(world: World, starts: Starts, polic
         manager.tick()
     manager.set_priority(ids[0], 4.0)
     manager.cap(ids[1], 1)
-    running = [record.id for record in manager.books.running()]
+    running = [record.id for record in manager.records.running()]
     assert len(running) >= 2
     again = world.manager(policy=policy, clock=lambda: now[0])
     now[0] += 400.0
@@ -260,13 +262,14 @@ def test_two_jobs_that_are_to_change_places_do_not_wait_for_each_other(world: Wo
     manager = world.manager(devices="V100:1,P100:1")
     ids = [manager.submit(job(virtual_nodes=1)) for _ in range(2)]
     manager.tick()
-    first, second = (manager.books[each] for each in ids)
+    first, second = (manager.records[each] for each in ids)
     with manager.fleet.folder(first.id).locked(), manager.fleet.folder(second.id).locked():
         for record, (_, token) in zip((first, second), starts.made, strict=True):
             launch.take(manager.fleet.folder(record.id), token)
-        first.devices, second.devices = second.devices, first.devices
+        manager.records.update(first.id, devices=second.devices)
+        manager.records.update(second.id, devices=first.devices)
         manager.tick()
-        assert "suspend" in (first.wish, second.wish)
+        assert "suspend" in [manager.records[each].wish for each in ids]
 
 
 def test_what_a_manager_does_not_take(world: World) -> None:
@@ -276,8 +279,8 @@ def test_what_a_manager_does_not_take(world: World) -> None:
         "above 0": {"priority": -1.0},
         "a number above 0": {"priority": float("nan")},
         "the cluster has 4 device": {"demand": 5},
-        "does not fit a demand": {"least": 2},
-        "can't run on 2 device": {"demand": 2, "least": 2, "virtual_nodes": 1},
+        "does not fit a demand": {"min_devices": 2},
+        "can't run on 2 device": {"demand": 2, "min_devices": 2, "virtual_nodes": 1},
         "must be above 0": {"expect_seconds": 0.0},
         "a zero byte": {"arguments": ("\0",)},
         "environment variable": {"environment": {"a=b": ""}},
@@ -287,8 +290,8 @@ def test_what_a_manager_does_not_take(world: World) -> None:
             manager.submit(job(**options))
     for modules in ({"../outside.py": "", **SCRIPT}, {"a" * 300 + ".py": "", **SCRIPT}, {"a": "", "a/b": "", **SCRIPT}):
         with pytest.raises(ManagerError, match="the job was not taken in"):
-            manager.submit(Submission("job.py", modules))
+            manager.submit(Submission(JobDescription("job.py"), modules))
     with pytest.raises(ManagerError, match="not among the modules"):
-        manager.submit(Submission("job.py", {}))
-    assert manager.books.all() == []
-    assert list((world.records.parent / "jobs").glob("*")) == []
+        manager.submit(Submission(JobDescription("job.py"), {}))
+    assert manager.records.all() == []
+    assert list((world.path.parent / "jobs").glob("*")) == []

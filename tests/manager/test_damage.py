@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.manager.managed import until
-from tests.manager.worlds import SCRIPT, Starts, World, job, launched, starts, world
+from tests.manager.worlds import Starts, World, job, launched, starts, world
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import DevicesJoined
 from virtualflow.cluster.policies.base import Decision, Grant, Policy
@@ -28,14 +28,15 @@ from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
-from virtualflow.errors import DamagedError, LaunchError, LedgerError
+from virtualflow.errors import DamagedError, LaunchError, RecordsError
 from virtualflow.job import control, launch
 from virtualflow.job.folder import JobFolder, JobSpec, write_json
 from virtualflow.job.wire_messages import GetStatus
-from virtualflow.manager import description, safe_policy
+from virtualflow.manager import description, lifecycle, safe_policy
 from virtualflow.manager.fleet import Fleet
+from virtualflow.manager.lifecycle import HowEnded
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 
 __all__ = ["starts", "world"]  # fixtures
 
@@ -66,19 +67,18 @@ def test_what_can_not_be_read_is_read_again_and_a_finished_job_is_not_run_again(
     with launched(manager, starts):
         manager.fleet.folder(job_id).write_state({"state": "DONE", "workers": [], "generation": 0})
     starts.processes[0].kill()
-    starts.processes[0].wait()
     with no_descriptors():
         manager.tick()
-        assert manager.books[job_id].state == "RUNNING"
-        assert "Too many open files" in manager.trouble_of(job_id)
+        assert manager.records[job_id].state == "RUNNING"
+        assert "Too many open files" in manager.problem_of(job_id)
     manager.tick()
-    assert (manager.books[job_id].state, manager.books[job_id].launches) == ("DONE", 1)
-    assert manager.trouble_of(job_id) == ""
+    assert (manager.records[job_id].state, manager.records[job_id].launches) == ("DONE", 1)
+    assert manager.problem_of(job_id) == ""
 
 
 def test_whether_a_job_runs_is_never_guessed(vf_home: Path) -> None:
     folder = JobFolder(vf_home / "jobs" / "a")
-    folder.create(JobSpec("a", __file__, (), ("0",)))
+    folder.create(JobSpec.of("a", __file__, (), ("0",)))
     with folder.locked(), no_descriptors():
         for look in (folder.is_locked, folder.read_state, folder.read_counts):
             with pytest.raises(OSError, match="Too many open files"):
@@ -95,7 +95,7 @@ def test_a_removed_lock_is_still_held_by_whoever_runs_the_job(world: World, star
         assert folder.is_locked()
         for next_one in (manager, world.manager()):
             next_one.tick()
-            assert (next_one.books[job_id].state, len(starts.made)) == ("RUNNING", 1)
+            assert (next_one.records[job_id].state, len(starts.made)) == ("RUNNING", 1)
         with pytest.raises(LaunchError, match="is running already"), folder.locked():
             pass
         folder.lock.touch()  # whoever puts a new one there does not set the job free
@@ -108,7 +108,7 @@ def test_a_removed_lock_is_still_held_by_whoever_runs_the_job(world: World, star
 def test_each_job_s_damage_is_its_own(world: World, starts: Starts, name: str) -> None:
     manager = world.manager()
     ids = [one_that_runs(manager, starts) for _ in range(2)]
-    waiting = manager.submit(job(demand=4, least=4, virtual_nodes=4))
+    waiting = manager.submit(job(demand=4, min_devices=4, virtual_nodes=4))
     damaged = manager.fleet.folder(ids[0])
     with launched(manager, starts):
         for damage in DAMAGES:
@@ -117,17 +117,17 @@ def test_each_job_s_damage_is_its_own(world: World, starts: Starts, name: str) -
             manager.tick()
             manager = world.manager()
             manager.tick()
-            assert [manager.books[each].state for each in (*ids, waiting)] == ["RUNNING", "RUNNING", "QUEUED"]
-            assert len({*manager.books[ids[0]].devices, *manager.books[ids[1]].devices}) == 2
+            assert [manager.records[each].state for each in (*ids, waiting)] == ["RUNNING", "RUNNING", "QUEUED"]
+            assert len({*manager.records[ids[0]].devices, *manager.records[ids[1]].devices}) == 2
             damaged.read_state()
         for path in manager.fleet.folder(ids[0]).path.glob(name):
             path.unlink()
         manager = world.manager()
         manager.tick()
-        assert manager.books[ids[0]].state == "RUNNING"
+        assert manager.records[ids[0]].state == "RUNNING"
         manager.fleet.folder(ids[1]).write_state({"state": "DONE", "workers": [], "generation": 0})
     manager.tick()
-    assert manager.books[ids[1]].state == "DONE"
+    assert manager.records[ids[1]].state == "DONE"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -138,17 +138,17 @@ def test_a_job_whose_end_nobody_can_tell_waits_for_a_decision(world: World, star
     with launched(manager, starts):
         (folder.path / "state.json").write_bytes(damage)
     starts.processes[0].kill()
-    starts.processes[0].wait()
     manager.tick()
-    record = manager.books[job_id]
-    assert (record.state, record.devices, len(starts.made)) == ("PAUSED", [], 1)
-    assert "nobody knows how" in (record.trouble or "")
+    record = manager.records[job_id]
+    assert (record.state, record.devices, len(starts.made)) == ("PAUSED", (), 1)
+    assert "how is not known" in (record.trouble or "")
     assert f"vf resume {job_id}" in (record.trouble or "")
-    whole = manager.submit(job(demand=4, least=4))
-    assert len(manager.books[whole].devices) == 4  # its device is free
+    whole = manager.submit(job(demand=4, min_devices=4))
+    assert len(manager.records[whole].devices) == 4  # its device is free
     manager.cancel(whole)
     manager.resume(job_id)
     manager.tick()
+    record = manager.records[job_id]
     assert (record.state, record.trouble, len(starts.made)) == ("RUNNING", None, 2)
 
 
@@ -180,7 +180,7 @@ def test_nobody_waits_for_coordinators_that_hang(world: World, starts: Starts, m
         asked = until(lambda: [connection for each in hanging if (connection := accepted(each))], 60)
         for connection in asked:
             connection.close()
-        assert [manager.books[job_id].wish for job_id in ids] == ["pause"] * 6
+        assert [manager.records[job_id].wish for job_id in ids] == ["pause"] * 6
         for each in hanging:  # so that the threads that ask come to an end
             until(lambda each=each: (each.close(), True)[1])
 
@@ -199,27 +199,28 @@ def test_no_job_gets_a_device_that_a_silent_coordinator_may_have_been_moved_to(
     manager = world.manager(devices="2")
     first = one_that_runs(manager, starts)
     with launched(manager, starts), control.listen(manager.fleet.folder(first)):
-        at = manager.books[first].devices[0]
+        at = manager.records[first].devices[0]
         workers = [{"device": at, "virtual_nodes": [0, 1]}]
         state = {"state": "RUNNING", "workers": workers, "generation": 0, "virtual_nodes": 2, "wanted": [at]}
         manager.fleet.folder(first).write_state(state)
-        manager.books[first].demand = 2
+        manager.records.update(first, demand=2)
         manager.tick()  # it is to grow, and does not answer
-        assert sorted(manager.books[first].devices) == ["0", "1"]
+        assert sorted(manager.records[first].devices) == ["0", "1"]
         manager.tick()
         assert manager.fleet.taken(()) == {"0", "1"}
         manager.cap(first, 1)
         assert manager.fleet.taken(()) == {"0", "1"}
 
 
-def test_what_a_job_leaves_behind_does_not_keep_its_devices(vf_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_job_leaves_behind_does_not_keep_its_devices(
+    vf_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Something that the script has started, and that outlives coordinator and workers, holds the lock."""
     monkeypatch.setattr("virtualflow.manager.fleet.PING_SECONDS", 0.0)
     monkeypatch.setattr("virtualflow.manager.fleet.ASK_AGAIN_SECONDS", 0.0)
-    said: list[str] = []
-    fleet = Fleet(patience_seconds=0.02, say=said.append)
+    fleet = Fleet(patience_seconds=0.02)
     folder = fleet.folder("a")
-    folder.create(JobSpec("a", __file__, (), ("0",)))
+    folder.create(JobSpec.of("a", __file__, (), ("0",)))
     with folder.locked() as lock:
         command = [sys.executable, "-c", "import time; time.sleep(1000)"]
         left = subprocess.Popen(command, pass_fds=[lock])
@@ -230,7 +231,7 @@ def test_what_a_job_leaves_behind_does_not_keep_its_devices(vf_home: Path, monke
         end = until(lambda: fleet.look("a"))
     assert end.how == "done"
     assert left.wait() == -signal.SIGKILL
-    assert said == [f"job a does not answer: SIGKILL to what is left of it, process {left.pid}"]
+    assert caplog.messages == [f"job a does not answer: SIGKILL to what is left of it, process {left.pid}"]
 
 
 class Breaks(Policy):
@@ -261,27 +262,27 @@ class Breaks(Policy):
 
 @pytest.mark.parametrize("how", ["raises", "orders", "forgets", "grants too much", "grants to nobody"])
 def test_a_policy_that_breaks_changes_nothing_and_ends_nobody(
-    world: World, starts: Starts, how: str, capfd: pytest.CaptureFixture[str]
+    world: World, starts: Starts, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [1000.0]
     policy = Breaks()
     manager = world.manager(devices="3", policy=policy, clock=lambda: now[0])
     ids = [one_that_runs(manager, starts) for _ in range(2)]
-    had = {each: list(manager.books[each].devices) for each in ids}
+    had = {each: manager.records[each].devices for each in ids}
     policy.how = how
     third = manager.submit(job(virtual_nodes=1))
     manager.tick()
     if how != "forgets":
-        assert ["the policy breaks has failed" in each for each in manager.troubles] == [True]
+        assert ["the policy breaks has failed" in each for each in manager.problems] == [True]
     manager.set_priority(ids[0], 5.0)
     if how != "orders":
-        assert ["the policy breaks has failed" in each for each in manager.troubles] == [True]
-    assert {each: manager.books[each].devices for each in ids} == had
-    assert "Jobs keep what they have" in capfd.readouterr().err
+        assert ["the policy breaks has failed" in each for each in manager.problems] == [True]
+    assert {each: manager.records[each].devices for each in ids} == had
+    assert "Jobs keep their devices" in caplog.text
     lost = had[ids[0]][0]
     manager.lose([lost])  # what is gone is gone, whatever the policy says
-    assert lost not in manager.books[ids[0]].devices
-    assert manager.books[ids[1]].devices == had[ids[1]]
+    assert lost not in manager.records[ids[0]].devices
+    assert manager.records[ids[1]].devices == had[ids[1]]
     manager.give_back([lost])
     manager.cancel(ids[1])
     again = world.manager(devices="3", policy=policy, clock=lambda: now[0])  # a manager starts with it as well
@@ -290,9 +291,9 @@ def test_a_policy_that_breaks_changes_nothing_and_ends_nobody(
         policy.how = "well"
         now[0] += 100.0  # it is asked again, though nothing has happened
         each.tick()
-        assert each.troubles == []
-        assert each.books[third].devices
-        assert each.books[ids[0]].devices
+        assert each.problems == []
+        assert each.records[third].devices
+        assert each.records[ids[0]].devices
 
 
 def test_a_scheduler_that_is_made_anew_has_each_job_where_it_was_guests_and_new_machines_included() -> None:
@@ -318,8 +319,8 @@ def test_time_goes_on_after_the_clock_was_set_back(world: World, starts: Starts)
     second = manager.submit(job(demand=4, virtual_nodes=4))
     now[0] += 720.0  # two rounds
     manager.tick()
-    assert "RUNNING" in (manager.books[first].state, manager.books[second].state)
-    assert manager.books[second].submitted == 100.0  # as people see it
+    assert "RUNNING" in (manager.records[first].state, manager.records[second].state)
+    assert manager.records[second].submitted == 100.0  # as people see it
     jobs = manager.scheduler.jobs
     assert jobs[first].job.arrival_seconds <= jobs[second].job.arrival_seconds  # the first one came first
     found = world.manager(policy="fifo", clock=lambda: now[0]).scheduler.jobs
@@ -329,9 +330,10 @@ def test_time_goes_on_after_the_clock_was_set_back(world: World, starts: Starts)
 def stray_of(manager: Manager, vf_home: Path, name: str) -> JobFolder:
     """A folder that a submit has made which was never answered."""
     folder = JobFolder(vf_home / "jobs" / name)
-    record = job(demand=2, priority=3.0).record(name, 1.0)
+    submitted = job(demand=2, priority=3.0)
+    record = submitted.record(name, 1.0)
     folder.make()
-    description.write_folder(folder, record, manager._spec(record, ()), SCRIPT)
+    description.write_folder(folder, record, manager.reconciler.spec(record, ()), submitted)
     return folder
 
 
@@ -341,16 +343,16 @@ def test_a_manager_without_its_records_deletes_nothing_and_takes_in_what_runs(
     manager = world.manager()
     running = manager.submit(job(virtual_nodes=2, demand=2, priority=7.0, name="precious"))
     manager.tick()
-    waiting = manager.submit(job(demand=4, least=4))
-    devices = manager.books[running].devices
+    waiting = manager.submit(job(demand=4, min_devices=4))
+    devices = manager.records[running].devices
     with launched(manager, starts):
         workers = [{"device": device, "virtual_nodes": [0]} for device in devices]
-        state = {"state": "RUNNING", "workers": workers, "generation": 0, "virtual_nodes": 2, "wanted": devices}
+        state = {"state": "RUNNING", "workers": workers, "generation": 0, "virtual_nodes": 2, "wanted": list(devices)}
         manager.fleet.folder(running).write_state(state)
-        world.records.unlink()
+        world.path.unlink()
         again = world.manager()
         again.tick()
-        record = again.books[running]
+        record = again.records[running]
         assert (record.state, record.devices, record.name, record.priority) == ("RUNNING", devices, "precious", 7.0)
         assert set(devices) <= again.fleet.taken(())
         assert [each["id"] for each in again.orphans()] == [waiting]
@@ -358,7 +360,7 @@ def test_a_manager_without_its_records_deletes_nothing_and_takes_in_what_runs(
         assert (again.fleet.folder(waiting).snapshot / "job.py").exists()
         assert len(starts.made) == 1
         again.take_in(waiting)
-        assert (again.books[waiting].state, again.books[waiting].least, again.orphans()) == ("PAUSED", 4, [])
+        assert (again.records[waiting].state, again.records[waiting].min_devices, again.orphans()) == ("PAUSED", 4, [])
 
 
 def test_strays_of_any_kind_are_listed_and_kept(world: World, starts: Starts, vf_home: Path) -> None:
@@ -371,7 +373,7 @@ def test_strays_of_any_kind_are_listed_and_kept(world: World, starts: Starts, vf
     damaged = stray_of(manager, vf_home, "damaged")
     for path in damaged.path.glob("*.json"):
         path.write_bytes(b"")
-    JobFolder(vf_home / "jobs" / "run").create(JobSpec("run", __file__, (), ("0",)))  # by `vf run`: no orphan
+    JobFolder(vf_home / "jobs" / "run").create(JobSpec.of("run", __file__, (), ("0",)))  # by `vf run`: no orphan
     again = world.manager()
     again.tick()
     told = {each["id"]: each for each in again.orphans()}
@@ -389,29 +391,29 @@ def test_a_job_that_comes_to_light_later_is_taken_in(world: World, starts: Start
         folder.write_state({"state": "RUNNING", "workers": [{"device": "1"}], "generation": 0, "virtual_nodes": 1})
         now[0] += 20.0
         manager.tick()
-        assert (manager.books["late"].state, manager.fleet.holds("late")) == ("RUNNING", ("1",))
+        assert (manager.records["late"].state, manager.fleet.holds("late")) == ("RUNNING", ("1",))
 
 
 def test_an_older_copy_of_the_records_runs_nothing_twice(world: World, starts: Starts, vf_home: Path) -> None:
     manager = world.manager()
     waits, ends, fails, runs = ids = [manager.submit(job(demand=1, virtual_nodes=1)) for _ in range(4)]
-    backup = manager.books.backups.make()
+    backup = manager.records.backups.make()
     for job_id in (ends, fails):
-        manager.books[job_id].failure = "it went wrong" if job_id == fails else None
-        manager._over(manager.books[job_id], "DONE" if job_id == ends else "FAILED")
+        how = HowEnded.DONE if job_id == ends else HowEnded.FAILED
+        manager.reconciler.change(job_id, lifecycle.Ended(how, 1.0, text="it went wrong"))
     newer = manager.submit(job())
     folder = manager.fleet.folder(runs)
     with folder.locked():
         folder.write_state({"state": "RUNNING", "workers": [{"device": "3"}], "generation": 0, "virtual_nodes": 1})
-        for ledger in world.ledgers:
-            ledger.close()
-        manager.books.backups.restore(backup)
+        for records in world.opened:
+            records.close()
+        manager.records.backups.restore(backup)
         again = world.manager()
         again.tick()
-        states = {job_id: again.books[job_id].state for job_id in ids}
+        states = {job_id: again.records[job_id].state for job_id in ids}
         assert states == {waits: "RUNNING", ends: "DONE", fails: "FAILED", runs: "RUNNING"}
-        assert again.books[fails].failure == "it went wrong"
-        assert again.books[runs].devices == ["3"]
+        assert again.records[fails].failure == "it went wrong"
+        assert again.records[runs].devices == ("3",)
         assert [each["id"] for each in again.orphans()] == [newer]
         assert [job_id for job_id, _ in starts.made] == [waits]
 
@@ -422,7 +424,7 @@ def test_records_are_copied_daily_and_before_another_version_writes_them(
     now = [1_000_000_000.0]
     manager = world.manager(clock=lambda: now[0])
     job_id = manager.submit(job())
-    backups = manager.books.backups
+    backups = manager.records.backups
 
     def daily() -> list[Path]:
         return [path for path in backups.newest_first() if path.stem.endswith("daily")]
@@ -441,7 +443,7 @@ def test_records_are_copied_daily_and_before_another_version_writes_them(
     assert daily()[0].stat().st_mode & 0o777 == 0o600
     assert backups.folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr("virtualflow.manager.records.__version__", "99.0")
-    assert world.manager().books[job_id].state == "RUNNING"
+    assert world.manager().records[job_id].state == "RUNNING"
     (before,) = (path for path in backups.newest_first() if "before-99.0" in path.name)
     with contextlib.closing(sqlite3.connect(before)) as connection:
         assert connection.execute("SELECT id FROM jobs").fetchall() == [(job_id,)]
@@ -450,7 +452,7 @@ def test_records_are_copied_daily_and_before_another_version_writes_them(
 
 
 def test_of_many_copies_the_newest_are_kept(world: World) -> None:
-    backups = world.manager().books.backups
+    backups = world.manager().records.backups
     backups.folder.mkdir()
     for day in range(1, 29):
         (backups.folder / f"jobs-200101{day:02d}-000000-daily.sqlite").touch()
@@ -463,51 +465,51 @@ def test_records_with_a_damaged_page_are_refused_with_advice(world: World) -> No
     manager = world.manager()
     for _ in range(30):
         manager.submit(job())
-    for ledger in world.ledgers:
-        ledger.close()
-    good = world.records.read_bytes()
+    for records in world.opened:
+        records.close()
+    good = world.path.read_bytes()
 
     def damage() -> None:
-        with world.records.open("r+b") as file:
+        with world.path.open("r+b") as file:
             file.seek(4096 * 3)
             file.write(os.urandom(4096 * 4))
 
     damage()
-    with pytest.raises(LedgerError, match=r"are damaged: .*There is no backup"):
-        Ledger(world.records)
-    world.records.write_bytes(good)
-    backup = world.manager().books.backups.make()
-    world.ledgers[-1].close()
+    with pytest.raises(RecordsError, match=r"are damaged: .*There is no backup"):
+        Records(world.path)
+    world.path.write_bytes(good)
+    backup = world.manager().records.backups.make()
+    world.opened[-1].close()
     damage()
-    with pytest.raises(LedgerError, match=r"`vf cluster restore` .*" + backup.name):
-        Ledger(world.records)
-    world.records.write_bytes(b"no database at all, and long enough to be taken for one" * 100)
-    with pytest.raises(LedgerError, match="are damaged"):
-        Ledger(world.records)
+    with pytest.raises(RecordsError, match=r"`vf cluster restore` .*" + backup.name):
+        Records(world.path)
+    world.path.write_bytes(b"no database at all, and long enough to be taken for one" * 100)
+    with pytest.raises(RecordsError, match="are damaged"):
+        Records(world.path)
 
 
 def test_one_damaged_record_is_left_alone_and_told(world: World, starts: Starts) -> None:
     manager = world.manager()
     ids = [manager.submit(job()) for _ in range(4)]
     damages = ("{", '{"id": 3}', json.dumps({"of": "another version"}))
-    with contextlib.closing(sqlite3.connect(world.records)) as connection, connection:
+    with contextlib.closing(sqlite3.connect(world.path)) as connection, connection:
         for job_id, text in zip(ids, damages, strict=False):
             connection.execute("UPDATE jobs SET record=? WHERE id=?", (text, job_id))
         (text,) = connection.execute("SELECT record FROM jobs WHERE id=?", (ids[3],)).fetchone()
         newer = json.dumps(json.loads(text) | {"what_a_newer_version_knows": 1})
         connection.execute("UPDATE jobs SET record=? WHERE id=?", (newer, ids[3]))
     again = world.manager()
-    assert [record.id for record in again.books.all()] == ids[3:]
-    assert all(job_id in again.troubles[0] for job_id in ids[:3])
+    assert [record.id for record in again.records.all()] == ids[3:]
+    assert all(job_id in again.problems[0] for job_id in ids[:3])
     assert [each["id"] for each in again.orphans()] == sorted(ids[:3])
     again.tick()
-    with contextlib.closing(sqlite3.connect(world.records)) as connection:
+    with contextlib.closing(sqlite3.connect(world.path)) as connection:
         assert connection.execute("SELECT record FROM jobs WHERE id=?", (ids[0],)).fetchone() == ("{",)
 
 
 def test_an_answer_that_makes_no_sense_is_no_traceback(vf_home: Path) -> None:
     folder = JobFolder(vf_home / "jobs" / "a")
-    folder.create(JobSpec("a", __file__, (), ("0",)))
+    folder.create(JobSpec.of("a", __file__, (), ("0",)))
     for answer in (b"[]\n", b"nonsense\n", b"\xff\n", b"null\n"):
         with control.listen(folder) as listening:
             listening.setblocking(True)

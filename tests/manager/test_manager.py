@@ -90,8 +90,8 @@ def test_a_job_waits_for_its_minimum_is_paused_resumed_and_cancelled(service: Se
     third = service.submit(slow=True, name="third")
     waiting = second.view()
     assert (waiting["state"], waiting["devices"]) == ("QUEUED", [])
-    assert "need not give way" in waiting["reason"]
-    assert "1 job(s) are before it" in third.view()["reason"]
+    assert "the policy takes none away for it" in waiting["reason"]
+    assert "1 job(s) are ahead of it" in third.view()["reason"]
     third.ask("cancel")
     assert third.view()["state"] == "CANCELLED"
 
@@ -126,7 +126,7 @@ def test_scripts_that_fail_leave_their_last_words_and_are_tried_again(service: S
     assert early.said.startswith("nothing to do\nwarning: the script has ended, and it has made no Trainer")
     view = stubborn.until_over()
     assert (view["state"], stubborn.said) == ("FAILED", "I give up\n")
-    assert view["reason"] == "the script ended with exit code 1; its output says why"
+    assert view["reason"] == "the script ended with exit code 1; its output shows why"
     view = missing.until_over()
     assert view["state"] == "FAILED"
     assert "/no/such/python can't be started: " in view["reason"]

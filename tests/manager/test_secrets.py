@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_run import VF
 from tests.manager.managed import SCRIPT, Managed, Service, until
-from virtualflow.cluster.policies import registry
-from virtualflow.core.devices import parse_pools
 from virtualflow.errors import ConfigError
 from virtualflow.job.folder import JobFolder
+from virtualflow.job.job_description import JobDescription
 from virtualflow.manager import environment
-from virtualflow.manager.description import Cluster
-from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Ledger
 from virtualflow.manager.submission import Submission
 
 pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
@@ -128,29 +122,9 @@ def test_without_any_variables_told_a_job_gets_what_is_allowed_of_the_managers(
     vf_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_SECRET", SECRET)
-    record = Submission("job.py", {"job.py": ""}).record("x", 0.0)
-    assert "PATH" in record.environment
-    assert SECRET not in record.environment.values()
-
-
-def test_records_of_an_older_version_give_their_secrets_to_the_folders_of_jobs_that_wait(vf_home: Path) -> None:
-    vf_home.mkdir()
-    ledger = Ledger(vf_home / "jobs.sqlite")
-    waiting, over = (Submission("job.py", {"job.py": ""}, environment={"A": SECRET}).record(n, 0.0) for n in "ab")
-    over.state = "DONE"
-    (vf_home / "jobs" / "a").mkdir(parents=True)
-    ledger.close()
-    with sqlite3.connect(vf_home / "jobs.sqlite") as old:
-        rows = [(each.id, each.is_over, json.dumps(asdict(each))) for each in (waiting, over)]
-        old.executemany("INSERT INTO jobs VALUES (?, ?, ?)", rows)
-    old.close()
-    assert SECRET.encode() in (vf_home / "jobs.sqlite").read_bytes()
-    ledger = Ledger(vf_home / "jobs.sqlite")
-    manager = Manager(Cluster(tuple(parse_pools("1")), {}), registry.make("wfs"), ledger)
-    assert manager.books["a"].environment == {"A": SECRET}
-    assert manager.books["b"].environment == {}
-    ledger.close()
-    assert holds_secret(vf_home) == ["jobs/a/environment.json"]
+    variables = Submission(JobDescription("job.py"), {"job.py": ""}).variables
+    assert "PATH" in variables
+    assert SECRET not in variables.values()
 
 
 def open_to_others(folder: Path) -> dict[str, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,61 +14,46 @@ from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.core.devices import parse_pools
 from virtualflow.job import launch
+from virtualflow.job.job_description import JobDescription
 from virtualflow.manager.description import Cluster
-from virtualflow.manager.fleet import Fleet, Surroundings
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
+from virtualflow.testing import FakeLauncher
 
 SCRIPT = {"job.py": "print('hello')\n"}
 
 
-class Starts:
-    """Stands for starting coordinators: they are written down, and come when a test says so."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[str, str]] = []  # job and token
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def __call__(self, fleet: Fleet, job_id: str, token: str, where: Surroundings) -> None:
-        self.made.append((job_id, token))
-        # A coordinator that takes its time, and has never a word to say.
-        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        fleet._jobs[job_id].process = process
-        self.processes.append(process)
+Starts = FakeLauncher
 
 
 @pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
-    starts = Starts()
-    monkeypatch.setattr(Fleet, "start", lambda *arguments: starts(*arguments))
-    yield starts
-    for process in starts.processes:
-        process.kill()
-        process.communicate()
+def starts() -> Starts:
+    return FakeLauncher()
 
 
 class World:
     """Managers, one after another, over the same records."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, starts: Starts) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.records = folder / "jobs.sqlite"
-        self.ledgers: list[Ledger] = []
+        self._starts = starts
+        self.path = folder / "jobs.sqlite"
+        self.opened: list[Records] = []
 
     def manager(self, devices: str = "4", policy: str | Policy = "wfs", clock: Any = None) -> Manager:
-        self.ledgers.append(Ledger(self.records))
+        self.opened.append(Records(self.path))
         cluster = Cluster(tuple(parse_pools(devices)), {})
         made = registry.make(policy) if isinstance(policy, str) else policy
-        return Manager(cluster, made, self.ledgers[-1], **({"clock": clock} if clock else {}))
+        return Manager(cluster, made, self.opened[-1], clock or time.time, self._starts)
 
 
 @pytest.fixture
-def world(tmp_path: Path, vf_home: Path) -> Iterator[World]:
-    world = World(vf_home)
+def world(tmp_path: Path, vf_home: Path, starts: Starts) -> Iterator[World]:
+    world = World(vf_home, starts)
     yield world
-    for ledger in world.ledgers:
-        ledger.close()
+    for records in world.opened:
+        records.close()
 
 
 @contextlib.contextmanager
@@ -83,5 +67,5 @@ def launched(manager: Manager, starts: Starts) -> Iterator[None]:
         yield
 
 
-def job(**options: Any) -> Submission:
-    return Submission("job.py", SCRIPT, **options)
+def job(arguments: tuple[str, ...] = (), name: str = "", **options: Any) -> Submission:
+    return Submission(JobDescription("job.py", arguments, name=name), SCRIPT, **options)

@@ -1,4 +1,4 @@
-"""``vf status``, ``resize``, ``logs``, ``stop`` and ``clean``: one job, wherever it runs on this machine."""
+"""``vf status``, ``resize``, ``logs``, ``stop`` and ``clean``: one job, on this machine or at ``$VF_CLUSTER``."""
 
 from __future__ import annotations
 
@@ -6,83 +6,133 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich import box
+from rich.console import Group
 from rich.live import Live
-from rich.table import Column, Table
 
+from virtualflow.cli.job_table import console, duration, event_lines, fact_table, job_table, views_of
+from virtualflow.cli.options import seconds_of
 from virtualflow.cli.resuming import can_go_on, how_to_go_on
-from virtualflow.cli.screen import say, screen
+from virtualflow.cli.screen import say
 from virtualflow.core.devices import is_number
-from virtualflow.core.job_state import JobState
-from virtualflow.errors import ConfigError, DamagedError, EventStreamError, LaunchError
-from virtualflow.events import STREAM, Regrouped, StepDone, read_events
+from virtualflow.core.job_state import ENDED, JobState
+from virtualflow.errors import ConfigError, DamagedError, LaunchError
 from virtualflow.job import control
 from virtualflow.job.checkpoints import step_of
-from virtualflow.job.folder import ENDED, JobFolder, all_jobs
+from virtualflow.job.folder import JobFolder, all_jobs
+from virtualflow.job.folder_view import FolderView
 from virtualflow.job.output import LEAD_LOG
 from virtualflow.job.wire_messages import GetStatus, ResizeJob, StopJob
 from virtualflow.manager.client import Client
 
-JobArgument = Annotated[str, typer.Argument(help="The job's id, as `vf run` printed it.", metavar="JOB")]
+JobArgument = Annotated[
+    str, typer.Argument(help="The job's id, as `vf run` printed it, the beginning of it, or its name.", metavar="JOB")
+]
+Wide = Annotated[bool, typer.Option("--wide", help="All columns, however wide that gets.")]
 WAIT_SECONDS = 300.0
+WEEK_SECONDS = 7 * 86400.0
 
 
 def status(
-    job: Annotated[str | None, typer.Argument(help="The job's id; all jobs without it.", metavar="JOB")] = None,
+    job: Annotated[str | None, typer.Argument(help="The job's id or name; all jobs without it.", metavar="JOB")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
+    wide: Wide = False,
 ) -> None:
-    """Show what a job, or every job, is doing."""
+    """Show the state of a job, or of all jobs."""
+    if (manager := Client.remote()) is not None:
+        _remote_status(manager, manager.job_id(job) if job else None, as_json=as_json, watch=watch, wide=wide)
+        return
+    chosen = JobFolder.of(job) if job else None
     if as_json:
-        described = describe(JobFolder.of(job)) if job else [describe(folder) for folder in all_jobs()]
+        described = describe(chosen) if chosen else [describe(folder) for folder in all_jobs()]
         print(json.dumps(described, indent=2))
         return
-    folders = [JobFolder.of(job)] if job else all_jobs()
-    if not watch:
-        screen().print(_table(folders))
-        if job:
-            _print_more(folders[0])
+    seen: dict[str, FolderView] = {}  # each look reads only what is new
+
+    def table() -> Group:
+        for folder in [chosen] if chosen else all_jobs():
+            seen.setdefault(folder.path.name, FolderView(folder))
+        now = time.time()
+        return job_table([each.look(now)[0] for each in seen.values() if each.folder.path.exists()], wide=wide)
+
+    if watch:
+        keep_showing(table, wide=wide)
         return
+    console(wide=wide).print(table())
+    if chosen:
+        _print_more(chosen)
+
+
+def _remote_status(manager: Client, job: str | None, *, as_json: bool, watch: bool, wide: bool) -> None:
+    def jobs() -> list[dict[str, Any]]:
+        return [manager.get(f"/api/jobs/{job}")] if job else manager.get("/api/jobs")
+
+    if as_json:
+        print(json.dumps(jobs()[0] if job else jobs(), indent=2))
+    elif watch:
+        keep_showing(lambda: job_table(views_of(jobs()), wide=wide), wide=wide)
+    else:
+        console(wide=wide).print(job_table(views_of(jobs()), wide=wide))
+
+
+def keep_showing(table: Callable[[], Group], *, wide: bool) -> None:
+    """Draw the table again and again until Ctrl-C."""
     try:
-        with Live(_table(folders), console=screen(), refresh_per_second=4) as live:
+        with Live(table(), console=console(wide=wide), refresh_per_second=4) as live:
             while True:
                 time.sleep(0.5)
-                live.update(_table(folders if job else all_jobs()))
+                live.update(table())
     except KeyboardInterrupt:
         return
 
 
+def print_facts(facts: dict[str, Any]) -> None:
+    """All there is to know of a manager's job."""
+    shown = console(wide=False)
+    shown.print(fact_table(facts))
+    for line in event_lines(facts["events"][-10:]):
+        shown.print(line)
+    if facts["failure"]:
+        shown.print(f"\n{facts['failure']}")
+
+
 def resize(
     job: JobArgument,
-    devices: Annotated[str, typer.Argument(help="How many devices from now on; auto: as the manager sees fit.")],
+    devices: Annotated[str, typer.Argument(help="The number of devices from now on; auto: the manager decides.")],
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job runs on them.")] = False,
 ) -> None:
-    """Let a running job go on with another number of devices. The last request wins.
+    """Change the number of devices of a running job. The last request wins.
 
     Under a manager this is the most that it may have, until `vf resize JOB auto`.
     """
     if devices != "auto" and not (is_number(devices) and int(devices) >= 1):
         raise ConfigError(f"a job needs at least one device, not {devices}")
-    if JobFolder.of(job).spec().managed:
-        _cap(job, None if devices == "auto" else int(devices), wait=wait)
+    remote = Client.remote()
+    if remote is not None or JobFolder.of(job).spec().managed:
+        _cap(remote or Client.find(), job, None if devices == "auto" else int(devices), wait=wait)
         return
     if devices == "auto":
-        raise ConfigError(f"job {job} has no manager that could decide: say how many devices")
+        raise ConfigError(f"job {job} has no manager that could decide: give a number of devices")
     folder, count = _running(job), int(devices)
-    control.ask(folder, ResizeJob(count))
+    job = folder.path.name
+    before = len(control.ask(folder, ResizeJob(count)).workers)
     deadline = time.monotonic() + WAIT_SECONDS
     while wait and not _has_got_to(folder, count):
         if time.monotonic() > deadline:
             raise LaunchError(f"job {job} did not get to {count} devices within {WAIT_SECONDS:.0f} s")
         time.sleep(0.05)
+    print(f"job {job} runs on {count} device(s)" if wait else f"job {job} goes from {before} to {count} device(s)")
 
 
-def _cap(job: str, devices: int | None, *, wait: bool) -> None:
-    manager = Client.find()
+def _cap(manager: Client, job: str, devices: int | None, *, wait: bool) -> None:
+    job = manager.job_id(job)
     manager.post(f"/api/jobs/{job}/resize", devices="auto" if devices is None else devices)
+    most = "as many devices as the policy gives it" if devices is None else f"at most {devices} device(s)"
+    print(f"job {job} has {most} from now on")
     deadline = time.monotonic() + WAIT_SECONDS
     while wait and devices is not None:
         now = manager.get(f"/api/jobs/{job}")
@@ -107,11 +157,17 @@ def _has_got_to(folder: JobFolder, devices: int) -> bool:
 
 def stop(
     job: JobArgument,
-    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Leave a checkpoint for `vf run --resume`.")] = False,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Write a checkpoint first, for `vf run --resume`.")
+    ] = False,
 ) -> None:
     """End a running job and all its workers."""
+    if (remote := Client.remote()) is not None:
+        _stop_remote(remote, remote.job_id(job), checkpoint=checkpoint)
+        return
     folder = _running(job)
-    if folder.spec().managed and (manager := Client.found()) is not None:
+    job = folder.path.name
+    if folder.spec().managed and (manager := Client.answering()) is not None:
         manager.post(f"/api/jobs/{job}/{'pause' if checkpoint else 'cancel'}")
     else:
         control.ask(folder, StopJob(checkpoint))
@@ -122,31 +178,41 @@ def stop(
         time.sleep(0.05)
     state = folder.read_state()
     if checkpoint and state["state"] == "FAILED":
-        why = state.get("reason", f"`vf logs {job}` may say why")
+        why = state.get("reason", f"`vf logs {job}` may show why")
         raise LaunchError(f"job {job} has ended, and no checkpoint was written: {why} ({how_to_go_on(folder)})")
     print(f"job {job} has ended")
     if checkpoint and can_go_on(folder, state["state"]):
         print(how_to_go_on(folder))
 
 
+def _stop_remote(manager: Client, job: str, *, checkpoint: bool) -> None:
+    manager.post(f"/api/jobs/{job}/{'pause' if checkpoint else 'cancel'}")
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (view := manager.get(f"/api/jobs/{job}"))["state"] not in (*ENDED, "PAUSED"):
+        if time.monotonic() > deadline:
+            raise LaunchError(f"job {job} has not ended within {WAIT_SECONDS:.0f} s")
+        time.sleep(0.1)
+    print(f"job {job} is paused: `vf resume {job}`" if view["state"] == "PAUSED" else f"job {job} has ended")
+
+
 def logs(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    device: Annotated[str | None, typer.Option(help="One device's output instead of the lead's.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
+    device: Annotated[str | None, typer.Option(help="Show this device's output instead of the lead's.")] = None,
 ) -> None:
-    """Print what a job's lead worker has printed."""
-    folder = JobFolder.of(job)
-    path = folder.path / "logs" / (f"{device}.log" if device is not None else LEAD_LOG)
-    position = 0
+    """Print the output of a job's lead worker."""
+    if (manager := Client.remote()) is not None:
+        if device is not None:
+            raise ConfigError("--device: a manager elsewhere has the lead's output alone")
+        read, is_over = _remote_log(manager, manager.job_id(job))
+    else:
+        read, is_over = _local_log(JobFolder.of(job), f"{device}.log" if device is not None else LEAD_LOG)
     try:
         while True:
-            ended = folder.read_state()["state"] in ENDED
-            if path.exists():
-                with path.open("rb") as file:
-                    file.seek(position)
-                    sys.stdout.write(file.read().decode(errors="replace"))
-                    sys.stdout.flush()
-                    position = file.tell()
+            ended = is_over()  # asked first: what was printed before that is there then
+            while text := read():
+                sys.stdout.write(text)
+                sys.stdout.flush()
             if not follow or ended:
                 return
             time.sleep(0.2)
@@ -154,21 +220,81 @@ def logs(
         return
 
 
+Log = tuple[Callable[[], str], Callable[[], bool]]  # reads what is new, and whether nothing more comes
+
+
+def _local_log(folder: JobFolder, name: str) -> Log:
+    path, position = folder.path / "logs" / name, 0
+
+    def read() -> str:
+        nonlocal position
+        if not path.exists():
+            return ""
+        with path.open("rb") as file:
+            file.seek(position)
+            data = file.read()
+            position = file.tell()
+        return data.decode(errors="replace")
+
+    return read, lambda: folder.read_state()["state"] in ENDED
+
+
+def _remote_log(manager: Client, job: str) -> Log:
+    position = 0
+
+    def read() -> str:
+        nonlocal position
+        answer = manager.get(f"/api/jobs/{job}/logs?offset={position}&tail=false")
+        position = answer["offset"]
+        return str(answer["text"])
+
+    return read, lambda: manager.get(f"/api/jobs/{job}")["state"] in ENDED
+
+
 def clean(
-    job: Annotated[str | None, typer.Argument(help="One job; all that have ended without it.", metavar="JOB")] = None,
+    job: Annotated[
+        str | None, typer.Argument(help="One job, whatever its age; without it, all that have ended.", metavar="JOB")
+    ] = None,
+    older_than: Annotated[
+        str, typer.Option(help="Keep jobs that have ended since, such as 12h or 7d; 0 for none.", metavar="TIME")
+    ] = "7d",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
 ) -> None:
-    """Remove the folders of jobs that have ended."""
-    folders = [JobFolder.of(job)] if job else all_jobs()
-    for folder in folders:
-        runs, last = folder.is_locked(), folder.read_state()
-        state = last["state"]
-        if runs or state not in ENDED or (_may_go_on(folder, last) and not job):
-            if job:
-                told = f"is running; `vf stop {job}` ends it" if runs else f"has not ended: its state is {state}"
-                raise LaunchError(f"job {job} {told}")
-            continue
-        shutil.rmtree(folder.path)
-        print(f"removed job {folder.path.name}")
+    """Remove the folders of jobs that ended more than a week ago, with their checkpoints and logs. Asks first."""
+    if job is not None:
+        folder = JobFolder.of(job)
+        _check_removable(folder)
+        _remove(folder)
+        return
+    age = seconds_of(older_than, "--older-than")
+    old = [folder for folder in all_jobs() if _is_removable(folder) and time.time() - folder.last_change() >= age]
+    if not old:
+        print(f"nothing to remove: no job has ended more than {older_than} ago; --older-than 0 keeps none")
+        return
+    for folder in old:
+        say(f"{folder.path.name}  {folder.title()}  ended {duration(time.time() - folder.last_change())} ago")
+    if not yes and not typer.confirm(f"Remove these {len(old)} job(s), with their checkpoints and logs?"):
+        return
+    for folder in old:
+        _remove(folder)
+
+
+def _remove(folder: JobFolder) -> None:
+    shutil.rmtree(folder.path)
+    print(f"removed job {folder.path.name}")
+
+
+def _check_removable(folder: JobFolder) -> None:
+    job, state = folder.path.name, folder.read_state()["state"]
+    if folder.is_locked():
+        raise LaunchError(f"job {job} is running; `vf stop {job}` ends it")
+    if state not in ENDED:
+        raise LaunchError(f"job {job} has not ended: its state is {state}")
+
+
+def _is_removable(folder: JobFolder) -> bool:
+    runs, last = folder.is_locked(), folder.read_state()
+    return not runs and last["state"] in ENDED and not _may_go_on(folder, last)
 
 
 def _may_go_on(folder: JobFolder, state: dict[str, Any]) -> bool:
@@ -181,47 +307,20 @@ def _may_go_on(folder: JobFolder, state: dict[str, Any]) -> bool:
 
 def describe(folder: JobFolder) -> dict[str, Any]:
     """A job as ``vf status --json`` shows it."""
-    state = folder.read_state()
-    described = {"id": folder.path.name, "step": 0, "loss": None, "examples_per_second": None, "virtual_nodes": None}
-    described |= state
-    changes = []
-    try:
-        for event in read_events(folder.path / STREAM) if (folder.path / STREAM).exists() else ():
-            if isinstance(event, StepDone):
-                described["step"] = event.step + 1
-                described["loss"] = event.loss
-                described["examples_per_second"] = round(event.examples / max(event.seconds, 1e-9), 1)
-            elif isinstance(event, Regrouped):
-                changes.append(event)
-    except EventStreamError as error:  # its own damage: the other jobs are shown all the same
-        described["reason"] = str(error)
+    status = FolderView(folder)
+    view, state = status.look(time.time())
+    described = view.to_json() | state
     described["checkpoint_step"] = step_of(folder.latest_checkpoint())
     described["checkpoints"] = [step_of(path) for path in folder.automatic_checkpoints()]
     described["changes"] = [
         {"generation": c.generation, "step": c.step, "cause": c.cause, "devices": c.devices, "pause_ms": c.pause_ms}
-        for c in changes[-5:]
+        for c in status.watch.changes
     ]
     return described
 
 
-def _table(folders: list[JobFolder]) -> Table:
-    columns = ("devices", "nodes/device", "gen", "step", "loss", "ex/s", "resizes", "failures")
-    whole = (Column("job", no_wrap=True), Column("state", no_wrap=True))
-    table = Table(*whole, *columns, box=box.SIMPLE, pad_edge=False)
-    for folder in folders:
-        job = describe(folder)
-        per_device = " ".join(f"{w['device']}:{len(w['virtual_nodes'])}" for w in job["workers"])
-        loss = f"{job['loss']:.4f}" if job["loss"] is not None else ""
-        cells = (job["id"], job["state"], len(job["workers"]), per_device, job["generation"], job["step"], loss)
-        more = (job["examples_per_second"] or "", job.get("resizes", 0), job.get("failures", 0))
-        table.add_row(*(str(cell) for cell in (*cells, *more)))
-    return table
-
-
 def _print_more(folder: JobFolder) -> None:
     job = describe(folder)
-    if "reason" in job:
-        say(job["reason"])
     if can_go_on(folder, job["state"]):
         print(how_to_go_on(folder))
         if earlier := job["checkpoints"][:-1]:
@@ -236,5 +335,5 @@ def _running(job: str) -> JobFolder:
     folder = JobFolder.of(job)
     if not folder.is_locked():
         state = folder.read_state()["state"]
-        raise LaunchError(f"job {job} is not running: its state is {state}")
+        raise LaunchError(f"job {folder.path.name} is not running: its state is {state}")
     return folder

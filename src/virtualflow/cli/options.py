@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from virtualflow.solver import device_files, profile_files
 from virtualflow.solver.profile_files import BUILT_IN
 from virtualflow.system.home import home
 
+UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DeviceFile = Annotated[
     Path | None, typer.Option(help="A TOML file that says which device types to emulate, and how.", metavar="FILE")
 ]
@@ -65,6 +67,14 @@ def token_file_for(listen: str, token_file: Path | None) -> Path:
         raise LaunchError("--listen needs --token-file FILE: whoever knows the token in it may join the job")
     tokens.read_token(token_file, create=True)  # a clear word now rather than when the job starts
     return token_file.resolve()
+
+
+def seconds_of(text: str, option: str) -> float:
+    """``90``, ``90s``, ``15m``, ``2h`` or ``1d``."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
+    if match is None:
+        raise ConfigError(f"{option} {text}: expected a time such as 90s, 15m, 2h or 1d")
+    return float(match[1]) * UNIT_SECONDS[match[2]]
 
 
 def numbers(text: str, option: str) -> list[int]:

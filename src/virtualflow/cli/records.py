@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from virtualflow.cli.screen import screen
-from virtualflow.errors import LedgerError
+from virtualflow.errors import RecordsError
 from virtualflow.manager import orphans as orphaned
 from virtualflow.manager.backups import Backups
 from virtualflow.manager.client import RECORDS, Client, folder, only_manager
-from virtualflow.manager.records import Ledger
+from virtualflow.manager.records import Records
 
 
 def orphans(
@@ -28,7 +29,7 @@ def orphans(
     """List the folders of jobs that the manager has no record of. They are kept until `vf clean JOB`."""
     if adopt is not None:
         Client.find().post(f"/api/orphans/{adopt}/adopt")
-    manager = Client.found()
+    manager = Client.answering()
     listed = manager.get("/api/orphans") if manager is not None else _without_manager()
     if as_json:
         print(json.dumps(listed, indent=2))
@@ -45,10 +46,8 @@ def _without_manager() -> list[dict[str, Any]]:
     records = folder() / RECORDS
     known: set[str] = set()
     if records.exists():
-        with only_manager():
-            ledger = Ledger(records)
-            known = {record.id for record in ledger.records()}
-            ledger.close()
+        with only_manager(), closing(Records(records)) as opened:
+            known = {record.id for record in opened.all()}
     return [orphaned.described(each) for each in orphaned.strays(known)]
 
 
@@ -61,7 +60,7 @@ def restore(
     backups = Backups((folder() / RECORDS).absolute())
     chosen = backup or backups.newest_whole()
     if chosen is None:
-        raise LedgerError(f"there is no backup in {backups.folder} that can be read")
+        raise RecordsError(f"there is no backup in {backups.folder} that can be read")
     with only_manager():
         aside = backups.restore(chosen)
     print(f"the records are those of {chosen.name} again; the old ones are {aside.name}*")

@@ -11,7 +11,7 @@ UNFINISHED = ("CANCELLED", "FAILED")
 
 
 def where_it_goes_on(folder: JobFolder, checkpoint: Path | None) -> str:
-    """What ``vf run --resume`` says of itself."""
+    """Where ``vf run --resume`` goes on."""
     if checkpoint is None:
         return f"job {folder.path.name} has no checkpoint: it starts from the beginning"
     return f"job {folder.path.name} goes on from {name_of(checkpoint)}"

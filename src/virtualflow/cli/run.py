@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from collections import Counter
@@ -160,7 +159,7 @@ def run(
         folder, checkpoint = _to_resume(resume, told, from_checkpoint)
     else:
         checkpoint = checkpoints.checked(Path(from_checkpoint)) if from_checkpoint is not None else None
-        job = JobSpec(
+        job = JobSpec.of(
             job_id=new_job_id(),
             script=str(_existing(script)),
             arguments=tuple(arguments or ()),
@@ -224,7 +223,7 @@ def _to_resume(job_id: str, told: dict[str, Any], choice: str | None) -> tuple[J
         time.sleep(0.05)
     if folder.read_state()["state"] == "DONE":
         raise LaunchError(f"job {job_id} has ended; there is nothing left to do")
-    folder.change(dataclasses.replace(folder.spec(), **told))
+    folder.change(folder.spec().changed(**told))
     with folder.locked():
         if choice is None:
             return folder, checkpoints.whole(folder, folder.latest_checkpoint(), _tell)
@@ -232,7 +231,7 @@ def _to_resume(job_id: str, told: dict[str, Any], choice: str | None) -> tuple[J
         for path in checkpoints.set_newer_aside(folder, checkpoint):
             _tell(f"set aside: {path}")
         if checkpoint.parent != folder.checkpoints:
-            folder.change(dataclasses.replace(folder.spec(), from_checkpoint=str(checkpoint)))
+            folder.change(folder.spec().changed(from_checkpoint=str(checkpoint)))
         return folder, checkpoint
 
 

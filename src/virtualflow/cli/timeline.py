@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +18,7 @@ from virtualflow.cli.screen import say
 from virtualflow.errors import EventStreamError, LaunchError
 from virtualflow.events import STREAM, Regrouped, RunStarted, StepDone, read_timed_events
 from virtualflow.job.folder import JobFolder
+from virtualflow.manager.client import Client
 
 WINDOW = 20  # steps over which the throughput is averaged
 
@@ -35,16 +39,30 @@ def timeline(
     output: Annotated[Path, typer.Option("--output", "-o", help="The picture to write.")] = Path("timeline.png"),
 ) -> None:
     """Draw which devices ran a job when, how many virtual nodes each, and the throughput."""
-    path = JobFolder.of(job).path / STREAM
     check_file(output)
     try:
-        events = list(read_timed_events(path))
+        with _stream_of(job) as path:
+            events = list(read_timed_events(path))
     except EventStreamError:
         raise LaunchError(f"job {job} has not told anything yet; try again when it trains") from None
     runs = _runs(events)
     periods = [period for run in runs for period in _periods(run)]
     _draw(periods, [_throughput(run) for run in runs], _changes(events), job, output)
     say(f"wrote {output}")
+
+
+@contextmanager
+def _stream_of(job: str) -> Iterator[Path]:
+    """The job's event stream; with ``$VF_CLUSTER``, a copy of it."""
+    if (manager := Client.remote()) is None:
+        yield JobFolder.of(job).path / STREAM
+        return
+    with tempfile.TemporaryDirectory() as folder, Path(folder, STREAM).open("w", encoding="utf-8") as copy:
+        job_id, answer = manager.job_id(job), {"text": "", "offset": 0}
+        while (answer := manager.get(f"/api/jobs/{job_id}/events?offset={answer['offset']}"))["text"]:
+            copy.write(answer["text"])
+        copy.flush()
+        yield Path(folder, STREAM)
 
 
 def _runs(events: list[Timed]) -> list[list[Timed]]:

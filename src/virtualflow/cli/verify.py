@@ -11,13 +11,15 @@ import typer
 
 from virtualflow.cli.screen import screen
 from virtualflow.core.certificate import Certificate, Verdict, compare_all
+from virtualflow.core.job_names import job_called
 from virtualflow.errors import EventStreamError
 from virtualflow.events import STREAM, read_events, streams_in
+from virtualflow.job.folder import all_jobs
 from virtualflow.system.home import home
 
 
 def verify(
-    one: Annotated[str, typer.Argument(help="A job's id, its folder, or its event stream.", metavar="RUN")],
+    one: Annotated[str, typer.Argument(help="A job's id or name, its folder, or its event stream.", metavar="RUN")],
     other: Annotated[str, typer.Argument(help="The run to compare it with.", metavar="RUN")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -44,6 +46,8 @@ def _streams(run: str) -> list[Path]:
     for folder in (Path(run), home() / "jobs" / run):
         if (folder / STREAM).is_file():
             return streams_in(folder)
+    if (job := job_called(run, {folder.path.name: folder.title() for folder in all_jobs()})) is not None:
+        return streams_in(home() / "jobs" / job)
     known = sorted(folder.name for folder in (home() / "jobs").glob("*") if (folder / STREAM).is_file())
     newest = f" The newest jobs: {', '.join(known[-5:])}." if known else ""
     raise EventStreamError(f"there is no run {run!r}: neither a file, nor a folder, nor a job in {home()}.{newest}")

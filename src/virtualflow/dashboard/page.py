@@ -18,12 +18,6 @@ MODULES = (
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
-def page_files() -> dict[str, Path]:
-    """Where each file of the page belongs below the page's own address: ``""`` is the page itself."""
-    files = (path for path in sorted(STATIC.rglob("*")) if path.is_file() and path.name != "index.html")
-    return {"": STATIC / "index.html", **{f"static/{path.relative_to(STATIC)}": path for path in files}}
-
-
 def standalone(data: Mapping[str, Any]) -> str:
     """The page with *data*, for a browser without a server: no other file and no connection is needed."""
     page = _read("index.html")

@@ -10,6 +10,8 @@ from typing import Any
 from virtualflow import __version__
 from virtualflow.cluster.job import LINEAR
 from virtualflow.core.devices import Pool, names_of, type_of
+from virtualflow.core.job_state import JobState
+from virtualflow.core.job_view import JobView
 from virtualflow.sim.compare import Comparison, PolicyResult
 from virtualflow.sim.result import JobResult, Segment
 
@@ -35,7 +37,12 @@ def _policy(name: str, outcome: PolicyResult, devices: list[dict[str, Any]], tit
     }  # fmt: skip
     left_out = len(outcome.run.jobs) - len(jobs)
     return {
-        "state": {"mode": "report", "cluster": cluster, "jobs": [_job(job) for job in jobs], "devices": devices},
+        "state": {
+            "mode": "report",
+            "cluster": cluster,
+            "jobs": [_job(job).to_json() for job in jobs],
+            "devices": devices,
+        },
         "history": {"segments": [_segment(job, each, named) for job in jobs for each in job.segments]},
         "summary": {name: each.mean if isfinite(each.mean) else None for name, each in outcome.intervals.items()},
         "half_widths": outcome.half_widths,  # of 95% intervals over seeds
@@ -48,16 +55,35 @@ def _name(result: JobResult) -> str:
     return f"job {job.id}" if job.workload == LINEAR else f"{job.id} {job.workload}"
 
 
-def _job(result: JobResult) -> dict[str, Any]:
+def _job(result: JobResult) -> JobView:
     job = result.job
-    return {
-        "id": job.id, "name": _name(result), "priority": job.priority, "state": "DONE", "devices": [],
-        "demand": job.demand, "min": 1, "cap": None, "virtual_nodes": job.virtual_nodes, "mapping": {},
-        "step": job.steps, "steps": job.steps, "loss": None, "examples_per_second": None,
-        "queued_seconds": result.queueing_seconds, "run_seconds": result.end_seconds - result.start_seconds,
-        "eta_seconds": None, "resizes": result.resizes, "failures": 0, "reason": "",
-        "submitted": job.arrival_seconds, "started": result.start_seconds, "ended": result.end_seconds,
-    }  # fmt: skip
+    return JobView(
+        id=job.id,
+        name=_name(result),
+        script="",
+        state=JobState.DONE,
+        devices=[],
+        step=job.steps,
+        steps=job.steps,
+        loss=None,
+        examples_per_second=None,
+        eta_seconds=None,
+        priority=job.priority,
+        demand=job.demand,
+        want=job.demand,
+        min=1,
+        cap=None,
+        virtual_nodes=job.virtual_nodes,
+        mapping={},
+        queued_seconds=result.queueing_seconds,
+        run_seconds=result.end_seconds - result.start_seconds,
+        resizes=result.resizes,
+        failures=0,
+        reason="",
+        submitted=job.arrival_seconds,
+        started=result.start_seconds,
+        ended=result.end_seconds,
+    )
 
 
 def _segment(result: JobResult, segment: Segment, named: bool) -> dict[str, Any]:

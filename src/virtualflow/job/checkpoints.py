@@ -30,7 +30,7 @@ def name_of(checkpoint: Path | None) -> str:
     return f"step {step}" if step is not None else str(checkpoint)
 
 
-def whole(folder: JobFolder, checkpoint: Path | None, tell: Callable[[str], None]) -> Path | None:
+def whole(folder: JobFolder, checkpoint: Path | None, warn: Callable[[str], None]) -> Path | None:
     """*checkpoint*, or the newest automatic one before it that is not damaged; what the job began from if none is."""
     if checkpoint is not None and checkpoint.parent != folder.checkpoints:
         return checkpoint
@@ -45,7 +45,7 @@ def whole(folder: JobFolder, checkpoint: Path | None, tell: Callable[[str], None
         path = None
     found = path or folder.began_from()
     for error, kept in damaged:
-        tell(f"{error} It is kept as {kept.name}. The job goes on from {name_of(found)}.")
+        warn(f"{error} It is kept as {kept.name}. The job goes on from {name_of(found)}.")
     return found
 
 
@@ -56,7 +56,7 @@ def is_damaged(folder: JobFolder, checkpoint: Path | None) -> bool:
     try:
         return _damage(checkpoint) is not None
     except LaunchError:
-        return False  # nobody can tell
+        return False  # nobody knows
 
 
 def chosen(folder: JobFolder, choice: str) -> Path:

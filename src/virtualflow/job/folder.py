@@ -1,4 +1,4 @@
-"""A job's folder: what it was told, what it is doing, what it leaves behind."""
+"""A job's folder: what is to be run, how it is doing, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from virtualflow.core.job_names import job_called
+from virtualflow.core.job_state import AT_REST, JobState
 from virtualflow.errors import DamagedError, LaunchError
+from virtualflow.job.job_description import JobDescription
 from virtualflow.job.lock_holders import holders_of_removed
 from virtualflow.program.capture import take
 from virtualflow.program.manifest import Program
 from virtualflow.system import private_files
-from virtualflow.system.hash_seed import hash_seed_of
 from virtualflow.system.home import home
 
-STATES = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "PAUSED", "DONE", "FAILED", "CANCELLED")
-UNKNOWN = "UNKNOWN"  # its state can't be read: nobody acts on that
-ENDED = ("DONE", "FAILED", "CANCELLED")
-AT_REST = (*ENDED, "QUEUED", "PAUSED")  # no coordinator runs a job in these
 COUNTS = ("resizes", "failures", "remaps", "overran_waves")  # since the job began, whoever has run it
 LAUNCH_SECONDS = 60.0  # between `vf run` and its coordinator's first word
 LOCK_SECONDS = 1.0  # a verb that only looks holds the lock for an instant
@@ -31,31 +31,82 @@ LOCK_SECONDS = 1.0  # a verb that only looks holds the lock for an instant
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A job as ``vf run`` was told it."""
+    """A job and how it is to be launched: on which devices, by which backend, and who else may join."""
 
     job_id: str
-    script: str
-    arguments: tuple[str, ...]
+    description: JobDescription
     devices: tuple[str, ...]
-    owners: tuple[int, ...] | None = None
     patience_seconds: float = 30.0
-    threads_per_device: int = 1
-    device_type: str = "auto"
-    audit: bool = False
     replace_lost: bool = True
-    checkpoint_every: int = 0
     listen: str | None = None  # HOST:PORT, for workers from other launchers
     token_file: str | None = None
-    emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device: those that stand for others
-    node_sizes: tuple[int, ...] | None = None  # a plan's
     workload: dict[str, Any] | None = None  # the profiles by which virtual nodes are mapped
     rebalance: bool = False
-    profiling: dict[str, Any] | None = None
     pinned: dict[str, str] = field(default_factory=dict)  # by device: the machine that it is on, if that is decided
-    managed: bool = False  # a manager says how many devices it has
+    managed: bool = False  # a manager decides how many devices it has
     backend: str = "local"  # or "ray"
-    from_checkpoint: str | None = None  # a file that the job goes on from, as long as it has none of its own
-    hash_seed: str = field(default_factory=lambda: hash_seed_of(os.environ))
+
+    @classmethod
+    def of(cls, job_id: str, script: str, arguments: Sequence[str], devices: Sequence[str], **options: Any) -> JobSpec:
+        """The spec with *options* of the description and of the launch."""
+        described, launched = _split(options)
+        return cls(job_id, JobDescription(script, tuple(arguments), **described), tuple(devices), **launched)
+
+    def changed(self, **options: Any) -> JobSpec:
+        """The same with other *options* of the description or of the launch."""
+        described, launched = _split(options)
+        return replace(self, description=replace(self.description, **described), **launched)
+
+    @property
+    def script(self) -> str:
+        return self.description.script
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return self.description.arguments
+
+    @property
+    def threads_per_device(self) -> int:
+        return self.description.threads_per_device
+
+    @property
+    def device_type(self) -> str:
+        return self.description.device_type
+
+    @property
+    def audit(self) -> bool:
+        return self.description.audit
+
+    @property
+    def checkpoint_every(self) -> int:
+        return self.description.checkpoint_every
+
+    @property
+    def owners(self) -> tuple[int, ...] | None:
+        return self.description.owners
+
+    @property
+    def node_sizes(self) -> tuple[int, ...] | None:
+        return self.description.node_sizes
+
+    @property
+    def emulated(self) -> dict[str, dict[str, Any]]:
+        return self.description.emulated
+
+    @property
+    def profiling(self) -> dict[str, Any] | None:
+        return self.description.profiling
+
+    @property
+    def hash_seed(self) -> str:
+        return self.description.hash_seed
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of the description, and those of the launch."""
+    names = {each.name for each in fields(JobDescription)}
+    described = {name: value for name, value in options.items() if name in names}
+    return described, {name: value for name, value in options.items() if name not in names}
 
 
 class JobFolder:
@@ -71,13 +122,28 @@ class JobFolder:
         self.lock = path / "lock"
 
     @classmethod
-    def of(cls, job_id: str) -> JobFolder:
-        """The folder of a job that exists."""
-        folder = cls(home() / "jobs" / job_id)
-        if "/" in job_id or not folder._spec.is_file():
-            known = ", ".join(sorted(f.path.name for f in all_jobs())[-5:]) or "none"
-            raise LaunchError(f"there is no job {job_id!r} in {home()}. The newest ones: {known}.")
-        return folder
+    def of(cls, job: str) -> JobFolder:
+        """The folder of a job that exists, by its id, the beginning of its id, or its name."""
+        folder = cls(home() / "jobs" / job)
+        if "/" not in job and folder._spec.is_file():
+            return folder
+        known = {each.path.name: each.title() for each in all_jobs()}
+        if (job_id := job_called(job, known)) is None:
+            newest = ", ".join(sorted(known)[-5:]) or "none"
+            raise LaunchError(f"there is no job {job!r} in {home()}. The newest ones: {newest}.")
+        return cls(home() / "jobs" / job_id)
+
+    def last_change(self) -> float:
+        """When the job's state was last written: of a job that has ended, its end."""
+        written = self.state_written()
+        return written[1] / 1e9 if written is not None else self.path.stat().st_mtime
+
+    def title(self) -> str:
+        """The job's name; of a job whose description can't be read, nothing."""
+        try:
+            return self.spec().description.title
+        except (OSError, DamagedError):
+            return ""
 
     @property
     def _spec(self) -> Path:
@@ -104,13 +170,10 @@ class JobFolder:
         write_json(self._spec, asdict(spec))
 
     def spec(self) -> JobSpec:
-        """What the job was told. Raises DamagedError if that can't be read any more."""
-        fields = read_json(self._spec)
-        lists = ("arguments", "devices", "owners", "node_sizes")
+        """The job and how it is launched. Raises DamagedError if that can't be read any more."""
         try:
-            checked: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in fields.items()}
-            return JobSpec(**checked)
-        except TypeError as error:
+            return msgspec.convert(read_json(self._spec), JobSpec)
+        except msgspec.ValidationError as error:
             raise DamagedError(f"{self._spec} was written by another version, or is damaged: {error}") from error
 
     def write_state(self, state: dict[str, Any]) -> None:
@@ -127,37 +190,37 @@ class JobFolder:
 
     def write_launched(self) -> None:
         """A coordinator will be there soon."""
-        launched = {"state": "STARTING", "workers": [], "generation": 0, "launched": time.time()}
+        launched = {"state": JobState.STARTING, "workers": [], "generation": 0, "launched": time.time()}
         self.write_state(launched | self.read_counts())
 
     def read_state(self) -> dict[str, Any]:
-        """What the job's coordinator, or else its manager, has told last. Raises OSError if that can't be read now."""
+        """What the job's coordinator or manager has written last. Raises OSError if that can't be read now."""
         running = self.is_locked()  # asked first: a job that ends meanwhile has written its last state by then
         try:
             state = self.written_state()
         except FileNotFoundError:
-            state = {"state": "STARTING", "workers": [], "generation": 0}
+            state = {"state": JobState.STARTING, "workers": [], "generation": 0}
         except DamagedError as error:
-            return {"state": UNKNOWN, "workers": [], "generation": 0, "reason": str(error)}
+            return {"state": JobState.UNKNOWN, "workers": [], "generation": 0, "reason": str(error)}
         if state["state"] not in AT_REST and not running and time.time() - state.get("launched", 0) > LAUNCH_SECONDS:
             state |= {
-                "state": "FAILED",
+                "state": JobState.FAILED,
                 "reason": "its coordinator is gone",
             }
-        elif state["state"] == "FAILED" and (
-            told := self.failure.read_text(errors="replace") if self.failure.exists() else ""
+        elif state["state"] == JobState.FAILED and (
+            text := self.failure.read_text(errors="replace") if self.failure.exists() else ""
         ):
-            state["reason"] = (told.strip().splitlines() or [""])[-1]
+            state["reason"] = (text.strip().splitlines() or [""])[-1]
         return state
 
     def written_state(self) -> dict[str, Any]:
-        """Just what was written. Raises FileNotFoundError, DamagedError, or another OSError if it can't be told now."""
+        """Just what was written. Raises FileNotFoundError, DamagedError, or another OSError if it can't be read now."""
         state = read_json(self.path / "state.json")
         workers = state.get("workers")
         listed = workers if isinstance(workers, list) else [None]
         named = all(isinstance(each, dict) and isinstance(each.get("device"), str) for each in listed)
         if not named or not isinstance(state.get("state"), str):
-            raise DamagedError(f"{self.path / 'state.json'} is damaged: it does not say what state the job is in")
+            raise DamagedError(f"{self.path / 'state.json'} is damaged: the job's state is not in it")
         return state
 
     def read_counts(self) -> dict[str, int]:
@@ -183,10 +246,10 @@ class JobFolder:
         return sorted(self.checkpoints.glob("step-*.pt"))
 
     def began_from(self) -> Path | None:
-        """The checkpoint of another job, or of the script's own, that this one was told to go on from."""
+        """The checkpoint of another job, or of the script's own, that this one goes on from."""
         try:
-            given = self.spec().from_checkpoint
-        except (OSError, DamagedError):  # others say so
+            given = self.spec().description.from_checkpoint
+        except (OSError, DamagedError):  # others report that
             return None
         return Path(given) if given is not None else None
 
@@ -205,7 +268,7 @@ class JobFolder:
             yield file.fileno()
 
     def is_locked(self) -> bool:
-        """Whether a coordinator runs the job right now. Raises OSError if that can't be told: unknown is not "no"."""
+        """Whether a coordinator runs the job right now. Raises OSError if that can't be seen: unknown is not "no"."""
         try:
             with open(self.lock, opener=private_files.regular_opener) as file:
                 if not _taken(file.fileno(), fcntl.LOCK_SH):
@@ -223,9 +286,9 @@ class JobFolder:
             return False
 
 
-def _taken(descriptor: int, kind: int) -> bool:
+def _taken(descriptor: int, lock: int) -> bool:
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

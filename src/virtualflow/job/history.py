@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from virtualflow.core.job_view import Progress
 from virtualflow.events import EpochStarted, Evaluated, Event, Loaded, Regrouped, RunStarted, Saved, StepDone, Tail
 
-MOST_SAMPLES = 600  # beyond twice that, every other one is dropped
+MAX_SAMPLES = 600  # beyond twice that, every other one is dropped
+EVALUATED = "evaluated"  # the metric of what `evaluate` returns
+CHANGES = 5  # of membership, that are shown
 PACE_STEPS = 20  # over which the present speed is taken
 
 
@@ -27,17 +30,19 @@ class Sample:
 
 @dataclass(slots=True)
 class Watch:
-    """What the stream at *path* has told so far. ``read`` costs only what is new."""
+    """What the stream at *path* holds so far. ``read`` costs only what is new."""
 
     path: Path
     step: int = 0  # committed steps
-    steps: int | None = None  # of the whole job, as far as its script has said
+    steps: int | None = None  # of the whole job, as far as its script has announced them
     loss: float | None = None
     examples_per_second: float | None = None
     step_seconds: float | None = None
     devices: int = 0
     samples: list[Sample] = field(default_factory=list)
     notable: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=200))
+    metrics: dict[str, list[tuple[float, int, float]]] = field(default_factory=dict)  # by name: time, step and value
+    changes: deque[Regrouped] = field(default_factory=lambda: deque(maxlen=CHANGES))  # the last ones
     pauses_ms: list[float] = field(default_factory=list)
     shapes: list[tuple[float, tuple[str, ...]]] = field(
         default_factory=list
@@ -65,21 +70,23 @@ class Watch:
             self.devices = len(event.devices)
             self._recent.clear()
             self.shapes.append((time, tuple(event.devices)))
+            self.changes.append(event)
             self.pauses_ms.append(sum(event.pause_ms.values()))
             text = f"{event.cause}: {len(event.devices)} device(s), {' '.join(event.devices)}"
-            self._tell(time, event.step, text, event.pause_ms)
+            self._note_text(time, event.step, text, event.pause_ms)
         elif isinstance(event, Evaluated):
-            self._tell(time, event.step, f"evaluated: {event.value:.4g}")
+            self.metrics.setdefault(EVALUATED, []).append((time, event.step, event.value))
+            self._note_text(time, event.step, f"evaluated: {event.value:.4g}")
         elif isinstance(event, Saved):
-            self._tell(time, event.step, f"saved {Path(event.path).name}")
+            self._note_text(time, event.step, f"saved {Path(event.path).name}")
         elif isinstance(event, Loaded):
             self._recent.clear()
-            self._tell(time, event.step, f"went on from {Path(event.path).name}")
+            self._note_text(time, event.step, f"went on from {Path(event.path).name}")
         elif isinstance(event, RunStarted):
             self._note_start(time, event)
 
     def _note_start(self, time: float, event: RunStarted) -> None:
-        """The job starts, or goes on after it was stopped: since the last that was heard of it, it had no device."""
+        """The job starts, or goes on after it was stopped: since its last event, it had no device."""
         if self.last_time is not None:
             self.shapes.append((self.last_time, ()))
             self.samples.append(Sample(self.last_time, self.step, None, None, 0))
@@ -95,19 +102,29 @@ class Watch:
         self.examples_per_second = round(sum(examples for examples, _ in self._recent) / seconds, 1)
         if event.step % self._every == 0:
             self.samples.append(Sample(time, self.step, self.loss, self.examples_per_second, self.devices))
-        if len(self.samples) > 2 * MOST_SAMPLES:
+        if len(self.samples) > 2 * MAX_SAMPLES:
             kept = enumerate(self.samples)
             self.samples = [each for place, each in kept if place % 2 == 0 or each.examples_per_second is None]
             self._every *= 2
 
-    def _tell(self, time: float, step: int, text: str, pause_ms: dict[str, float] | None = None) -> None:
+    def _note_text(self, time: float, step: int, text: str, pause_ms: dict[str, float] | None = None) -> None:
         total = round(sum(pause_ms.values()), 1) if pause_ms is not None else None
-        told = {"time": time, "step": step, "text": text, "pause_ms": pause_ms, "total_pause_ms": total}
-        self.notable.append(told)
+        event = {"time": time, "step": step, "text": text, "pause_ms": pause_ms, "total_pause_ms": total}
+        self.notable.append(event)
+
+    def progress(self, *, running: bool) -> Progress:
+        """How far the job is; one that does not run has no speed."""
+        return Progress(
+            step=self.step,
+            steps=self.steps,
+            loss=self.loss,
+            examples_per_second=self.examples_per_second if running else None,
+            eta_seconds=self.seconds_left if running else None,
+        )
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present speed, if the script has said how many steps there are."""
+        """At the present speed, if the script has announced how many steps there are."""
         if self.steps is None or self.step_seconds is None:
             return None
         return max(0, self.steps - self.step) * self.step_seconds

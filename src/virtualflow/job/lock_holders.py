@@ -12,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 PROCESSES = Path("/proc")
-REMOVED = " (deleted)"  # what the kernel says behind the name of a file that is gone
+REMOVED = " (deleted)"  # what the kernel puts behind the name of a file that is gone
 GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # it has ended meanwhile, or is another user's
 
 
 def holders(path: Path) -> list[int]:
     """Processes that hold the file at *path*, or one that was there before and was removed.
 
-    Raises OSError if that can't be told, for want of descriptors for instance.
+    Raises OSError if that can't be seen, for want of descriptors for instance.
     """
     name = os.path.realpath(path)
     return [pid for pid in _processes() if _holds(pid, (name, name + REMOVED))]
@@ -92,6 +92,6 @@ def _holds(pid: int, names: Collection[str]) -> bool:
 
 
 def _is_written(about: Path) -> bool:
-    """Whether a descriptor may be written to, as its entry in ``fdinfo`` tells."""
+    """Whether a descriptor may be written to, as its entry in ``fdinfo`` shows."""
     flags = next(line.split()[1] for line in about.read_text().splitlines() if line.startswith("flags:"))
     return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY

@@ -52,11 +52,11 @@ def run_job(
                 with contextlib.suppress(OSError):
                     folder.write_state(folder.read_state() | {"state": "CANCELLED", "workers": []})
                 raise
-            told = interrupts.noticed or (signal.SIGTERM if coordinator.was_preempted else None)
-            if told is not None and coordinator.was_stopped:
-                outcome = dataclasses.replace(outcome, code=128 + told, was_interrupted=True)
+            number = interrupts.noticed or (signal.SIGTERM if coordinator.was_preempted else None)
+            if number is not None and coordinator.was_stopped:
+                outcome = dataclasses.replace(outcome, code=128 + number, was_interrupted=True)
             if outcome.failure is not None:
-                quiet = f"the script ended with exit code {outcome.code}; its output says why\n"
+                quiet = f"the script ended with exit code {outcome.code}; its output shows why\n"
                 with contextlib.suppress(OSError):  # a full disk: the state has the last line
                     folder.failure.touch(0o600)
                     folder.failure.write_text(outcome.failure.text or quiet)
@@ -75,7 +75,7 @@ def _backend_of(job: JobSpec, lock: int) -> AbstractContextManager[Backend]:
     if job.backend == "local":
         # With the lock: workers that outlive their coordinator for a moment still are the job.
         return LocalBackend(threads_per_device=job.threads_per_device, hash_seed=job.hash_seed, inherited=[lock])
-    from virtualflow.backends.ray import RayBackend  # says so if Ray is not installed
+    from virtualflow.backends.ray import RayBackend  # raises LaunchError if Ray is not installed
 
     return RayBackend(
         threads_per_device=job.threads_per_device,

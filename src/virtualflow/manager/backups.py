@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import shutil
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
 
-from virtualflow.errors import LedgerError
+from virtualflow.errors import RecordsError
 
 DAY_SECONDS = 86400.0
-MOST = 14  # of each kind are kept
+LOOK_SECONDS = 60.0  # between two looks whether a copy is due
+MAX_COPIES = 14  # for the same reason
 DAILY = "daily"
+
+_log = logging.getLogger(__name__)
 
 
 class Backups:
@@ -22,6 +28,8 @@ class Backups:
     def __init__(self, records: Path) -> None:
         self._records = records
         self.folder = records.with_name("backups")
+        self._looked = -math.inf
+        self._making: threading.Thread | None = None
 
     def newest_first(self) -> list[Path]:
         return sorted(self.folder.glob("jobs-*.sqlite"), reverse=True)
@@ -30,6 +38,21 @@ class Backups:
         """Whether the newest daily copy is older than a day, or from a time that has not come yet."""
         newest = next((each for each in self.newest_first() if each.stem.endswith(DAILY)), None)
         return newest is None or not 0 <= now - newest.stat().st_mtime < DAY_SECONDS
+
+    def make_if_due(self, now: float) -> None:
+        """Have a thread make a copy if none is younger than a day; that is looked at once a minute."""
+        if abs(now - self._looked) < LOOK_SECONDS or (self._making is not None and self._making.is_alive()):
+            return
+        self._looked = now
+        if self.is_due(now):
+            self._making = threading.Thread(target=self._make_and_log, name="backup", daemon=True)
+            self._making.start()
+
+    def _make_and_log(self) -> None:
+        try:
+            _log.info("the records were copied to %s", self.make())
+        except RecordsError as error:
+            _log.error("%s", error)
 
     def make(self, why: str = DAILY) -> Path:
         """Copy the records as they are now, while others may go on to write them."""
@@ -45,12 +68,12 @@ class Backups:
                 source.backup(copy)
             wrong = damage(partial)
             if wrong is not None:
-                raise LedgerError(f"the records can't be copied: {wrong}")
+                raise RecordsError(f"the records can't be copied: {wrong}")
             partial.replace(target)
         except (OSError, sqlite3.Error) as error:
             partial.unlink(missing_ok=True)
-            raise LedgerError(f"the records can't be copied to {self.folder}: {error}") from error
-        for old in [each for each in self.newest_first() if each.stem.endswith(why)][MOST:]:
+            raise RecordsError(f"the records can't be copied to {self.folder}: {error}") from error
+        for old in [each for each in self.newest_first() if each.stem.endswith(why)][MAX_COPIES:]:
             old.unlink()
         return target
 
@@ -61,9 +84,9 @@ class Backups:
     def restore(self, backup: Path) -> Path:
         """Put *backup* in the records' place, and move those aside; return to where. No manager may run meanwhile."""
         if not backup.is_file():
-            raise LedgerError(f"there is no backup {backup}")
+            raise RecordsError(f"there is no backup {backup}")
         if (wrong := damage(backup)) is not None:
-            raise LedgerError(f"{backup} is damaged, too: {wrong}")
+            raise RecordsError(f"{backup} is damaged, too: {wrong}")
         aside = self._records.with_name(f"{self._records.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}")
         partial = self._records.with_name(f".{self._records.name}.partial")
         shutil.copyfile(backup, partial)
@@ -80,7 +103,7 @@ def damage(path: Path) -> str | None:
     """What is wrong with an SQLite file; None if nothing is."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            (told,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.Error as error:
         return str(error)
-    return None if told == "ok" else str(told).splitlines()[-1]
+    return None if verdict == "ok" else str(verdict).splitlines()[-1]

@@ -6,6 +6,7 @@ import fcntl
 import http.client
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from virtualflow.errors import ManagerError, VirtualFlowError
+from virtualflow.core.job_names import job_called
+from virtualflow.errors import ManagerError, UnknownJobError, VirtualFlowError
 from virtualflow.job import tokens
 from virtualflow.system import tls
 from virtualflow.system.home import home
@@ -67,7 +69,7 @@ class Client:
         return cls(address, token.secret.decode(), token.fingerprint)
 
     @classmethod
-    def found(cls) -> Client | None:
+    def answering(cls) -> Client | None:
         """The manager, if one answers."""
         try:
             client = cls.find()
@@ -75,6 +77,19 @@ class Client:
         except VirtualFlowError:
             return None
         return client
+
+    @classmethod
+    def remote(cls) -> Client | None:
+        """The manager at ``$VF_CLUSTER``, if that is set: jobs are then looked for there, and not on this machine."""
+        return cls.find() if os.environ.get("VF_CLUSTER") else None
+
+    def job_id(self, job: str) -> str:
+        """The id of the job with this id, beginning of an id, or name."""
+        names = {each["id"]: each["name"] for each in self.get("/api/jobs")}
+        found = job_called(job, names)
+        if found is None and not re.fullmatch(r"[\w-]{1,64}", job):
+            raise UnknownJobError(f"the manager has no job {job!r}. The newest ones: {', '.join(list(names)[-5:])}.")
+        return found or job  # perhaps one that ended long ago
 
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None)
@@ -88,7 +103,7 @@ class Client:
         if not tls.is_loopback(host):
             raise ManagerError(
                 f"{self.address} is on another machine, and would be sent the token as it is. Managers that others can "
-                "reach are encrypted: say https://"
+                "reach are encrypted: use https://"
             )
         return http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
 
@@ -122,7 +137,7 @@ class Client:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise ManagerError(f"whoever answers at {self.address} is no manager: {text[:80]!r}") from error
+            raise ManagerError(f"the server at {self.address} is not a manager: {text[:80]!r}") from error
 
 
 class _Pinned(http.client.HTTPSConnection):

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from virtualflow.cluster.job import Job
 from virtualflow.core.devices import Pool, type_of
-from virtualflow.errors import LaunchError
 from virtualflow.job.folder import JobFolder, JobSpec, write_json
 from virtualflow.manager import environment
-from virtualflow.manager.records import Record
+from virtualflow.manager.estimates import expected_seconds
+from virtualflow.manager.record import Record
+from virtualflow.manager.submission import Submission
 from virtualflow.program.manifest import write_modules
-from virtualflow.system.hash_seed import hash_seed_of
 
 SUBMITTED = "submitted.json"  # in a job's folder: the job as it was handed in to a manager
-UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a manager is told at its start."""
+    """The devices that a manager shares out, and how its jobs run on them."""
 
     pools: tuple[Pool, ...]
     emulated: Mapping[str, Mapping[str, Any]]  # by device: those that stand for others
@@ -35,9 +34,9 @@ class Cluster:
 
 def for_scheduler(record: Record, devices: int) -> Job:
     """In a cluster of so many devices."""
-    demand = min(record.wants, devices)
-    length = record.expect_seconds or UNKNOWN_SECONDS
-    min_devices = min(record.least, demand)
+    demand = min(record.max_devices, devices)
+    length = expected_seconds(record)
+    min_devices = min(record.min_devices, demand)
     return Job(record.id, record.submitted, demand, length, priority=record.priority, min_devices=min_devices)
 
 
@@ -45,32 +44,27 @@ def for_coordinator(
     record: Record, devices: tuple[str, ...], cluster: Cluster, names: Iterable[str], machines: Mapping[str, str]
 ) -> JobSpec:
     """To be run on *devices* at first. *names* are all those of the cluster, *machines* where they are."""
+    own = record.description.emulated
     emulated = {name: dict(facts) for name, facts in cluster.emulated.items()}
-    emulated |= {name: record.emulated[type_of(name)] for name in names if type_of(name) in record.emulated}
+    emulated |= {name: own[type_of(name)] for name in names if type_of(name) in own}
     return JobSpec(
-        job_id=record.id,
-        script=record.script,
-        arguments=tuple(record.arguments),
-        devices=devices,
+        record.id,
+        replace(record.description, device_type=cluster.device_type, emulated=emulated),
+        devices,
         patience_seconds=cluster.patience_seconds,
-        device_type=cluster.device_type,
-        checkpoint_every=record.checkpoint_every,
-        emulated=emulated,
         backend=cluster.backend,
         pinned=dict(machines),
         rebalance=len(cluster.pools) > 1,
         managed=True,
-        hash_seed=hash_seed_of(record.environment),
     )
 
 
-def write_folder(folder: JobFolder, record: Record, spec: JobSpec, modules: Mapping[str, str]) -> None:
-    """Fill the folder of a job that waits, with all that another manager needs to know of it but its environment."""
-    environment.keep(folder.path, record.environment)
+def write_folder(folder: JobFolder, record: Record, spec: JobSpec, submission: Submission) -> None:
+    """Fill the folder of a job that waits, with all that another manager needs to know of it."""
+    environment.keep(folder.path, submission.variables)
     folder.change(spec)
-    asked_for = {name: value for name, value in asdict(record).items() if name != "environment"}
-    write_json(folder.path / SUBMITTED, asked_for)
-    write_modules(folder.snapshot, dict(modules))
+    write_json(folder.path / SUBMITTED, asdict(record))
+    write_modules(folder.snapshot, dict(submission.modules))
     write_state(folder, record)
 
 
@@ -78,24 +72,7 @@ def write_state(folder: JobFolder, record: Record) -> None:
     """For ``vf status``, while no coordinator writes it; and for a manager that has lost its records."""
     state = {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
     state |= {"over": record.is_over}
-    if told := record.failure or record.trouble:
-        state["reason"] = told.splitlines()[-1]
+    if reason := record.failure or record.trouble:
+        state["reason"] = reason.splitlines()[-1]
     with contextlib.suppress(OSError):  # a full disk
         folder.write_state(state | folder.read_counts())
-
-
-def recall_environment(folder: JobFolder, record: Record) -> bool:
-    """A job's variables are in its folder alone, because records are copied; return if its record still had them."""
-    had = bool(record.environment)  # written by an older version
-    with contextlib.suppress(OSError, LaunchError):  # told when it is to be launched
-        if had and not record.is_over:
-            environment.keep(folder.path, record.environment)
-        record.environment = {} if record.is_over else environment.kept(folder.path)
-    return had
-
-
-def forget_environment(folder: JobFolder, record: Record) -> None:
-    """The job is over."""
-    record.environment = {}
-    with contextlib.suppress(OSError):
-        environment.erase(folder.path)

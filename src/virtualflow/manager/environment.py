@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.job.folder import write_json
 
 FILE = "environment.json"  # in the job's folder, as long as the job is not over
-# Where programs and libraries are, and how they compute; not what the user's other programs are told.
+# Where programs and libraries are, and how they compute; not what the user's other programs read.
 ALLOWED = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME",
     "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHON*", "VIRTUAL_ENV", "CONDA_*", "CC",
@@ -44,7 +45,7 @@ def chosen(environment: Mapping[str, str], options: Sequence[str]) -> dict[str, 
             continue
         named = {each: environment[each] for each in environment if fnmatchcase(each, name)}
         if not named:
-            raise ConfigError(f"--env {name}: there is no such variable here. Set it, or say --env {name}=VALUE.")
+            raise ConfigError(f"--env {name}: there is no such variable here. Set it, or use --env {name}=VALUE.")
         found |= named
     return found
 
@@ -66,6 +67,7 @@ def kept(folder: Path) -> dict[str, str]:
 
 
 def erase(folder: Path) -> None:
-    """The job is over: what it was told in confidence goes."""
-    for name in (FILE, f".{FILE}.partial"):
-        (folder / name).unlink(missing_ok=True)
+    """The job is over: its variables go, with the secrets that may be among them."""
+    with contextlib.suppress(OSError):
+        for name in (FILE, f".{FILE}.partial"):
+            (folder / name).unlink(missing_ok=True)

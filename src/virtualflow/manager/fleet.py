@@ -1,4 +1,4 @@
-"""The jobs that run under a manager, as their folders tell of them: launched, watched, moved and stopped.
+"""The jobs that run under a manager, as their folders show them: launched, watched, moved and stopped.
 
 A job is known by the lock on its folder and the token of its launch, never by a process id: so a manager finds the jobs
 that another one has started.
@@ -6,47 +6,48 @@ that another one has started.
 
 from __future__ import annotations
 
-import subprocess
+import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import DamagedError, LaunchError, UnreachableError
 from virtualflow.events import STREAM
 from virtualflow.job import control, launch
-from virtualflow.job.folder import ENDED, UNKNOWN, JobFolder, JobSpec
+from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.history import Watch
 from virtualflow.job.output import LEAD_LOG
 from virtualflow.job.status import JobStatus
 from virtualflow.job.wire_messages import GetStatus, MoveJob, Request, StopJob
-from virtualflow.manager.hung import Ending
+from virtualflow.manager.hung import Escalation
+from virtualflow.manager.lifecycle import HowEnded
 from virtualflow.system.home import home
 
 ASK_AGAIN_SECONDS = 1.0  # a coordinator that starts or ends does not answer
 ANSWER_SECONDS = 10.0  # one that is there does, soon; a thread of its own waits for it
-MOST_ASKED = 64  # coordinators at a time
+MAX_ASKED = 64  # coordinators at a time
 PING_SECONDS = 30.0  # between two looks whether a coordinator is still in its right mind
-LAST_LINES = 12  # of a traceback, or of what a script has said
-MOST_BYTES = 1 << 14  # of them
+LAST_LINES = 12  # of a traceback, or of what a script has printed
+MAX_BYTES = 1 << 14  # of them
 
-DONE, FAILED, STOPPED, CRASHED, NOT_MADE = "done", "failed", "stopped", "crashed", "not made"
-UNCLEAR = "unclear"  # it is gone, and what it has left does not say how: somebody has to decide
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """How a job's coordinator and workers came to be gone."""
 
-    how: str
+    how: HowEnded
     text: str = ""
     lost: tuple[str, ...] = ()  # devices that were taken from it meanwhile
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Origin:
     """Where a job was submitted, and so runs."""
 
     interpreter: str
@@ -54,22 +55,45 @@ class Surroundings:
     environment: Mapping[str, str]
 
 
+class Process(Protocol):
+    """What is to be known of a coordinator's process, as ``subprocess.Popen`` has it."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+
+
+class Launcher(Protocol):
+    """Starts a coordinator for a launch, as ``launch.start`` does."""
+
+    def __call__(
+        self,
+        folder: JobFolder,
+        token: str,
+        *,
+        interpreter: str,
+        directory: str | None,
+        environment: Mapping[str, str] | None,
+    ) -> Process: ...
+
+
 @dataclass(slots=True)
 class _Running:
     """What is known of a job that runs."""
 
     holds: tuple[str, ...]  # the devices that its workers are on, or will be
-    told: tuple[str, ...] | None  # where it was last told to be
-    unsure: tuple[str, ...] = ()  # where it was told to be, though nobody knows whether it has heard that
+    target: tuple[str, ...] | None  # where its coordinator was last sent, as it has confirmed
+    unconfirmed: tuple[str, ...] = ()  # where it was sent, though it has not answered
     state: dict[str, Any] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None  # its coordinator, if this manager has started it
+    process: Process | None = None  # its coordinator, if this manager has started it
     written: tuple[int, int] | None = None  # the state that was read last
-    errand: tuple[Request, Future[JobStatus]] | None = None  # a request that is under way
+    request: tuple[Request, Future[JobStatus]] | None = None  # a request that is under way
     asked: float = field(default_factory=time.monotonic)  # when it was last asked something
     ask_after: float = 0.0
-    stopped: bool | None = None  # whether it was told to stop with a checkpoint, or without
+    stopped: bool | None = None  # whether it was asked to stop with a checkpoint, or without; None: not at all
     silent_since: float | None = None  # the first request of those that it has not answered
-    ending: Ending | None = None  # it does not answer, or does not go: it is being ended
+    ending: Escalation | None = None  # it does not answer, or does not go: it is being ended
     leaves_since: float | None = None  # its process is there, though it has let go of its lock
 
 
@@ -79,12 +103,12 @@ class Fleet:
     None of them waits for a coordinator. One that is silent for four times *patience_seconds* is ended.
     """
 
-    def __init__(self, patience_seconds: float = 30.0, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, patience_seconds: float = 30.0, launcher: Launcher = launch.start) -> None:
         self._jobs: dict[str, _Running] = {}
         self._watches: dict[str, Watch] = {}
         self._patience_seconds = patience_seconds
-        self._say = say
-        self._askers = ThreadPoolExecutor(MOST_ASKED, thread_name_prefix="ask")
+        self._launcher = launcher
+        self._askers = ThreadPoolExecutor(MAX_ASKED, thread_name_prefix="ask")
 
     def folder(self, job_id: str) -> JobFolder:
         return JobFolder(home() / "jobs" / job_id)
@@ -97,7 +121,7 @@ class Fleet:
         return self._watches[job_id]
 
     def state(self, job_id: str) -> dict[str, Any]:
-        """What the job's coordinator last told of itself."""
+        """What the job's coordinator last wrote of itself."""
         return self._jobs[job_id].state if job_id in self._jobs else {}
 
     def holds(self, job_id: str) -> tuple[str, ...]:
@@ -105,12 +129,12 @@ class Fleet:
         return self._jobs[job_id].holds if job_id in self._jobs else ()
 
     def taken(self, but_for: Collection[str | None]) -> set[str]:
-        """Devices that jobs are on, or are told to be on."""
+        """Devices that jobs are on, or are sent to."""
         return {
             device
             for job_id, job in self._jobs.items()
             if job_id not in but_for
-            for device in (*job.holds, *(job.told or ()), *job.unsure)
+            for device in (*job.holds, *(job.target or ()), *job.unconfirmed)
         }
 
     def prepare(self, job_id: str, spec: JobSpec) -> str | None:
@@ -126,21 +150,20 @@ class Fleet:
         self._jobs[job_id] = _Running(spec.devices, spec.devices)
         return token
 
-    def start(self, job_id: str, token: str, where: Surroundings) -> None:
+    def start(self, job_id: str, token: str, origin: Origin) -> None:
         """Make the launch with *token*."""
-        folder = self.folder(job_id)
-        self._jobs[job_id].process = launch.start(
-            folder,
+        self._jobs[job_id].process = self._launcher(
+            self.folder(job_id),
             token,
-            interpreter=where.interpreter,
-            directory=where.directory,
-            environment={**where.environment, "VF_HOME": str(home())},
+            interpreter=origin.interpreter,
+            directory=origin.directory,
+            environment={**origin.environment, "VF_HOME": str(home())},
         )
 
     def adopt(self, job_id: str, devices: Collection[str]) -> None:
-        """Another manager has launched this job; until it tells more, it is where that one wanted it to begin.
+        """Another manager has launched this job; until its state is read, it is where that one wanted it to begin.
 
-        If the folder can't say where that was, it is on *devices*.
+        If the folder does not show where that was, it is on *devices*.
         """
         try:
             began = self.folder(job_id).spec().devices
@@ -149,9 +172,9 @@ class Fleet:
         self._jobs[job_id] = _Running(began or tuple(devices), None)
 
     def look(self, job_id: str) -> End | None:
-        """See how a job is doing; tell if it has ended. Raises OSError if that can't be told now."""
+        """See how a job is doing; return how it has ended, if it has. Raises OSError if that can't be read now."""
         folder, job = self.folder(job_id), self._jobs[job_id]
-        self._hear(job_id, job)
+        self._take_answer(job_id, job)
         pending = folder.launch.exists()  # asked before the lock, under which a launch is taken: one of both is seen
         if folder.is_locked():
             self._look_at_running(job_id, folder, job)
@@ -161,11 +184,11 @@ class Fleet:
                 return None
             if not launch.withdraw(folder):
                 return None  # it has come after all
-            if job.process is None:
-                return End(NOT_MADE)  # that manager has died before, or the coordinator that it has started
-            killed = job.process.returncode <= 0  # one that ends well without a word has not found its launch
-            told = _last_lines(folder.path / launch.LOG)
-            return End(CRASHED if killed else FAILED, f"its coordinator could not be started:\n{told}")
+            if job.process is None:  # that manager has died before, or the coordinator that it has started
+                return End(HowEnded.NOT_LAUNCHED)
+            killed = (job.process.poll() or 0) <= 0  # one that ends well without a word has not found its launch
+            text = f"its coordinator could not be started:\n{_last_lines(folder.path / launch.LOG)}"
+            return End(HowEnded.CRASHED if killed else HowEnded.FAILED, text)
         if job.process is not None and not self._has_left(job_id, job, job.process):
             return None
         self.watch(job_id).read()
@@ -173,29 +196,31 @@ class Fleet:
 
     def _look_at_running(self, job_id: str, folder: JobFolder, job: _Running) -> None:
         if (written := folder.state_written()) != job.written:  # most looks find nothing new, and cost little
-            if (state := folder.read_state())["state"] != UNKNOWN:  # what is damaged is written again soon
+            if (state := folder.read_state())["state"] != JobState.UNKNOWN:  # what is damaged is written again soon
                 job.state = state
             job.written = written
         self.watch(job_id).read()
         if devices := tuple(worker["device"] for worker in job.state.get("workers", ())):
             job.holds = devices
-            job.told = job.told or tuple(job.state.get("wanted", devices))
+            job.target = job.target or tuple(job.state.get("wanted", devices))
         now = time.monotonic()
         if now > job.asked + PING_SECONDS:
             self._ask(job_id, GetStatus())
         if job.silent_since is not None and now > job.silent_since + 4 * self._patience_seconds:
             if job.ending is None:
-                job.ending = Ending(folder, self._patience_seconds, self._say)
+                job.ending = Escalation(folder, self._patience_seconds)
             job.ending.go_on(now)
 
-    def _has_left(self, job_id: str, job: _Running, process: subprocess.Popen[bytes]) -> bool:
+    def _has_left(self, job_id: str, job: _Running, process: Process) -> bool:
         """Whether the coordinator's process has ended, as it does soon after it has let go of its lock."""
         if process.poll() is not None:
             return True
         now = time.monotonic()
         job.leaves_since = job.leaves_since or now
         if now > job.leaves_since + self._patience_seconds:
-            self._say(f"job {job_id}: its coordinator has done its work and does not end: SIGKILL to {process.pid}")
+            _log.warning(
+                "job %s: its coordinator has done its work and does not end: SIGKILL to %d", job_id, process.pid
+            )
             process.kill()
         return False
 
@@ -205,43 +230,43 @@ class Fleet:
 
     def move(self, job_id: str, devices: tuple[str, ...]) -> None:
         """Let the job go on with just these devices."""
-        if set(devices) != set(self._jobs[job_id].told or ()):
+        if set(devices) != set(self._jobs[job_id].target or ()):
             self._ask(job_id, MoveJob(devices))
 
     def stop(self, job_id: str, *, checkpoint: bool) -> None:
-        """Told once, because the time that it has for its checkpoint begins anew each time."""
+        """Stop the job. It is asked once, because the time that it has for its checkpoint begins anew each time."""
         if self._jobs[job_id].stopped != checkpoint:
             self._ask(job_id, StopJob(checkpoint))
 
     def _ask(self, job_id: str, request: Request) -> None:
-        """Ask the coordinator, one thing at a time. Its answer is heard at a later look."""
+        """Ask the coordinator, one thing at a time. A later look takes its answer."""
         job = self._jobs[job_id]
         now = time.monotonic()
-        if job.errand is not None or now < job.ask_after:
+        if job.request is not None or now < job.ask_after:
             return
         job.asked = now
-        job.unsure = (*job.unsure, *(request.devices if isinstance(request, MoveJob) else ()))
-        job.errand = request, self._askers.submit(control.ask, self.folder(job_id), request, ANSWER_SECONDS)
+        job.unconfirmed = (*job.unconfirmed, *(request.devices if isinstance(request, MoveJob) else ()))
+        job.request = request, self._askers.submit(control.ask, self.folder(job_id), request, ANSWER_SECONDS)
 
-    def _hear(self, job_id: str, job: _Running) -> None:
+    def _take_answer(self, job_id: str, job: _Running) -> None:
         """Take in what the coordinator has answered, if it has."""
-        if job.errand is None or not job.errand[1].done():
+        if job.request is None or not job.request[1].done():
             return
-        (request, answer), job.errand = job.errand, None
+        (request, answer), job.request = job.request, None
         error = answer.exception()
         if error is None or not isinstance(error, LaunchError | OSError):
             answer.result()  # raises what is no matter of the coordinator's
-            job.silent_since, job.ending, job.unsure = None, None, ()
+            job.silent_since, job.ending, job.unconfirmed = None, None, ()
             if isinstance(request, MoveJob):
-                job.told = request.devices
+                job.target = request.devices
             elif isinstance(request, StopJob):
                 job.stopped = request.checkpoint
             return
         job.ask_after = time.monotonic() + ASK_AGAIN_SECONDS
-        if not isinstance(error, UnreachableError | OSError):  # it can't, and has said so
-            job.silent_since, job.ending, job.unsure = None, None, ()
+        if not isinstance(error, UnreachableError | OSError):  # it has refused
+            job.silent_since, job.ending, job.unconfirmed = None, None, ()
             return
-        starts = job.state.get("state", "STARTING") == "STARTING" and not isinstance(request, StopJob)
+        starts = job.state.get("state", JobState.STARTING) == JobState.STARTING and not isinstance(request, StopJob)
         if not starts or isinstance(error.__cause__, TimeoutError | BlockingIOError):
             # It hangs, or it is gone and something that it has left behind holds its lock.
             job.silent_since = job.silent_since or job.asked
@@ -249,26 +274,29 @@ class Fleet:
 
 def _end_of(folder: JobFolder) -> End:
     try:
-        told = folder.written_state()
+        state = folder.written_state()
     except FileNotFoundError:
-        return End(UNCLEAR, f"it has ended, and nobody knows how: {folder.path / 'state.json'} is gone")
+        return End(HowEnded.UNCLEAR, f"it has ended, and how is not known: {folder.path / 'state.json'} is gone")
     except DamagedError as error:
-        return End(UNCLEAR, f"it has ended, and nobody knows how: {error}")
-    if told["state"] == "DONE":
-        return End(DONE)
-    if told["state"] == "FAILED" and folder.failure.exists():
+        return End(HowEnded.UNCLEAR, f"it has ended, and how is not known: {error}")
+    if state["state"] == JobState.DONE:
+        return End(HowEnded.DONE)
+    if state["state"] == JobState.FAILED and folder.failure.exists():
         text = _last_lines(folder.failure) or _last_lines(folder.path / "logs" / LEAD_LOG)
         # Workers that were killed are no fault of the script's.
-        return End(CRASHED if told.get("lost") else FAILED, text or "the script ended with an error, and said nothing")
-    if told["state"] in ENDED and told["state"] != "FAILED" and told.get("asked"):
-        return End(STOPPED)
-    return End(CRASHED, _last_lines(folder.path / launch.LOG), tuple(told.get("preempted", ())))
+        return End(
+            HowEnded.CRASHED if state.get("lost") else HowEnded.FAILED,
+            text or "the script ended with an error, and printed nothing",
+        )
+    if state["state"] in (JobState.DONE, JobState.CANCELLED) and state.get("asked"):
+        return End(HowEnded.STOPPED)
+    return End(HowEnded.CRASHED, _last_lines(folder.path / launch.LOG), tuple(state.get("preempted", ())))
 
 
 def _last_lines(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MOST_BYTES))
+            file.seek(max(0, path.stat().st_size - MAX_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-from collections.abc import Callable
 
 from virtualflow.job import lock_holders
 from virtualflow.job.folder import JobFolder
 
-SERVE = "virtualflow.job.serve"  # what a coordinator's command line says
+SERVE = "virtualflow.job.serve"  # in a coordinator's command line
+
+_log = logging.getLogger(__name__)
 
 
-class Ending:
+class Escalation:
     """One step each *patience_seconds*: SIGTERM, SIGKILL, and SIGKILL for all that is left.
 
     A coordinator that is killed leaves workers, which finish their step, write a checkpoint and end.
     """
 
-    def __init__(self, folder: JobFolder, patience_seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: JobFolder, patience_seconds: float) -> None:
         self._folder = folder
         self._patience_seconds = patience_seconds
-        self._say = say
         self._steps = [(signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)]
         self._next = 0.0
 
@@ -36,4 +37,4 @@ class Ending:
             if meant and lock_holders.send(pid, self._folder.lock, number):
                 who = "what is left of it" if everybody else "its coordinator"
                 name = signal.Signals(number).name
-                self._say(f"job {self._folder.path.name} does not answer: {name} to {who}, process {pid}")
+                _log.warning("job %s does not answer: %s to %s, process %d", self._folder.path.name, name, who, pid)

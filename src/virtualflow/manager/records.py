@@ -1,19 +1,25 @@
-"""What the manager must not forget: jobs, who had which devices when, and which are gone, in one SQLite file."""
+"""What the manager must not forget: jobs, who had which devices when, and which are gone, in one SQLite file.
+
+Jobs are held in memory and on disk. What a full disk does not take is kept and written later.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from virtualflow import __version__
-from virtualflow.errors import LedgerError
-from virtualflow.job.folder import ENDED, STATES
+from virtualflow.core.job_state import JobState
+from virtualflow.errors import ManagerError, RecordsError, UnknownJobError
+from virtualflow.manager import record as recorded
 from virtualflow.manager.backups import Backups
+from virtualflow.manager.record import Record, Wish
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, ended INTEGER NOT NULL, record TEXT NOT NULL);
@@ -23,91 +29,170 @@ CREATE TABLE IF NOT EXISTS lost (device TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS written (by TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS open_segments ON segments (job) WHERE end IS NULL;
 """
-FORMAT = 1  # of the tables: SQLite keeps this number
-MOST_SEGMENTS = 5000  # that are shown
+FORMAT = 2  # of the tables: SQLite keeps this number
+MAX_SEGMENTS = 5000  # that are shown
 
 
-@dataclass(slots=True)
-class Record:
-    """One submitted job: what its owner asked for, and how far it has come."""
-
-    id: str
-    name: str
-    script: str
-    arguments: list[str]
-    directory: str
-    environment: dict[str, str]  # not written here, but in the job's folder until it is over
-    interpreter: str
-    priority: float
-    demand: int
-    least: int
-    submitted: float  # seconds since the epoch, as all times here
-    virtual_nodes: int | None = None  # as told, or learnt when it runs
-    expect_seconds: float | None = None  # on the full demand
-    retries: int = 0
-    checkpoint_every: int = 0
-    emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device type, for this job alone
-    cap: int | None = None  # devices, at most, until `resize JOB auto`
-    state: str = "QUEUED"
-    wish: str | None = None  # why it is being stopped: pause, cancel, suspend, down
-    devices: list[str] = field(default_factory=list)  # what the scheduler has given it
-    beside: str | None = None  # the job whose devices it shares
-    launches: int = 0
-    token: str | None = None  # of the last launch
-    crashes: int = 0  # of its coordinator, since it last made a step
-    last_step: int = 0
-    failed: int = 0
-    resizes: int = 0
-    failures: int = 0
-    started: float | None = None
-    ended: float | None = None
-    run_seconds: float = 0.0  # before the present launch
-    launched: float | None = None
-    failure: str | None = None
-    trouble: str | None = None  # why it was put to rest without having been asked for
-
-    @property
-    def is_over(self) -> bool:
-        return self.state in ENDED
-
-    @property
-    def wants(self) -> int:
-        """Devices that it can use."""
-        return min(each for each in (self.demand, self.cap, self.virtual_nodes) if each is not None)
-
-
-class Ledger:
-    """Every change is on disk before anybody acts on it."""
+class Records:
+    """Every change is on disk before anybody acts on it, and ``version`` grows with it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.version = 0
         self.backups = Backups(path.absolute())
         self.unreadable: list[str] = []  # jobs whose records are damaged: they are left as they are
+        self.problem = ""  # why what has changed is not on disk yet
+        self._unsaved: set[str] = set()
         with self._explained():
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
         try:
             path.chmod(0o600)  # the jobs' arguments are in it
             self._open()
+            self._records = {record.id: record for record in self._read()}
         except BaseException:
             self._connection.close()
             raise
 
+    def close(self) -> None:
+        self._connection.close()
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._records
+
+    def __getitem__(self, job_id: str) -> Record:
+        if job_id not in self._records:
+            newest = ", ".join(list(self._records)[-5:]) or "none"
+            raise UnknownJobError(f"the manager has no job {job_id!r}. The newest ones: {newest}.")
+        return self._records[job_id]
+
+    def all(self) -> list[Record]:
+        """In the order they were submitted."""
+        return list(self._records.values())
+
+    def running(self) -> list[Record]:
+        """Jobs that were launched and have not ended."""
+        return [record for record in self._records.values() if record.state == JobState.RUNNING]
+
+    def unfinished(self, job_id: str) -> Record:
+        """A job to which something can still be done."""
+        record = self[job_id]
+        if record.is_over or record.wish == Wish.CANCEL:
+            raise ManagerError(
+                f"job {job_id} has ended: its state is {record.state if record.is_over else JobState.CANCELLED}"
+            )
+        return record
+
+    def add(self, record: Record) -> None:
+        """A new job. Raises RecordsError, and forgets it, if it can't be written."""
+        self._write([record])
+        self._records[record.id] = record
+        self.version += 1
+
+    def update(self, job_id: str, **facts: Any) -> Record:
+        """The job's record with other *facts*, which is saved if it differs."""
+        record = replace(self[job_id], **facts)
+        if record != self[job_id]:
+            self.save([record])
+        return record
+
+    def save(self, records: Sequence[Record]) -> None:
+        """Put these in the place of the jobs' records, on disk all or none; a full disk stops no job."""
+        self.version += 1
+        if not records:
+            return
+        self._records.update((record.id, record) for record in records)
+        ids = {record.id for record in records}
+        try:
+            self._write(records)
+            self._unsaved -= ids
+            self.problem = ""
+        except RecordsError as error:
+            self._unsaved |= ids
+            self.problem = str(error)
+
+    def save_the_rest(self) -> None:
+        """Write what could not be written before."""
+        if self._unsaved:
+            self.save([self._records[job_id] for job_id in self._unsaved])
+
+    def is_saved(self, job_id: str) -> bool:
+        return job_id not in self._unsaved
+
+    def note_devices(self, job_id: str, devices: tuple[str, ...], now: float) -> None:
+        """A job has just these devices from now on."""
+        self.version += 1
+        with contextlib.suppress(RecordsError), self._transaction():  # without it there is a gap in a chart
+            query = "SELECT devices FROM segments WHERE job=? AND end IS NULL"
+            if devices and self._connection.execute(query, (job_id,)).fetchone() == (json.dumps(devices),):
+                return  # as another manager has written before
+            self._connection.execute("UPDATE segments SET end=MAX(begin, ?) WHERE job=? AND end IS NULL", (now, job_id))
+            if devices:
+                row = (job_id, now, None, json.dumps(devices))
+                self._connection.execute("INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?)", row)
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Who had which devices, and when; the newest ones, in order."""
+        query = "SELECT job, begin, end, devices FROM segments ORDER BY begin DESC LIMIT ?"
+        with self._explained():
+            rows = self._connection.execute(query, (MAX_SEGMENTS,)).fetchall()
+        return [
+            {"job": job, "begin": begin, "end": end, "devices": json.loads(devices)}
+            for job, begin, end, devices in reversed(rows)
+        ]
+
+    def lose(self, devices: Iterable[str]) -> None:
+        """Devices were taken out: they are gone even if that can't be written."""
+        with contextlib.suppress(RecordsError), self._transaction():
+            self._connection.executemany("INSERT OR IGNORE INTO lost VALUES (?)", [(name,) for name in devices])
+
+    def give_back(self, devices: Iterable[str]) -> None:
+        with self._transaction():
+            self._connection.executemany("DELETE FROM lost WHERE device=?", [(name,) for name in devices])
+
+    def lost(self) -> set[str]:
+        """Devices that were taken out and not given back."""
+        with self._explained():
+            return {device for (device,) in self._connection.execute("SELECT device FROM lost")}
+
+    def _write(self, records: Sequence[Record]) -> None:
+        """All of them or none."""
+        with self._transaction():
+            self._connection.executemany(
+                "INSERT INTO jobs VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET ended=excluded.ended, "
+                "record=excluded.record",
+                [(record.id, record.is_over, recorded.to_json(record)) for record in records],
+            )
+
+    def _read(self) -> Iterator[Record]:
+        """All jobs, oldest first, but for those whose records are damaged."""
+        with self._explained():
+            rows = self._connection.execute("SELECT id, record FROM jobs ORDER BY rowid").fetchall()
+        for job_id, text in rows:
+            try:
+                yield recorded.from_json(text)
+            except (ValueError, RecursionError):
+                self.unreadable.append(str(job_id))
+
     def _open(self) -> None:
         with self._explained():
-            (told,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
-            if told != "ok":
-                raise sqlite3.DatabaseError(str(told).splitlines()[-1])
+            (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(str(verdict).splitlines()[-1])
             (number,) = self._connection.execute("PRAGMA user_version").fetchone()
+            writer = self._last_writer()
             if number > FORMAT:
-                raise LedgerError(f"{self.path} was written by a newer version of VirtualFlow: use that one")
+                raise RecordsError(f"{self.path} was written by a newer version of VirtualFlow: use that one")
+            if writer is not None and number < FORMAT:
+                raise RecordsError(
+                    f"{self.path} was written by an older version of VirtualFlow, {writer}. Let its jobs end with that "
+                    "version, then move the file away."
+                )
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
-            self._connection.execute("PRAGMA secure_delete=ON")  # older versions kept the jobs' variables here
-            before = self._last_writer()
-            if before is not None and before != __version__:
+            if writer is not None and writer != __version__:
                 self.backups.make(f"before-{__version__}")
             self._connection.executescript(SCHEMA)
-            if before != __version__:
+            if writer != __version__:
                 with self._transaction():
                     self._connection.execute("DELETE FROM written")
                     self._connection.execute("INSERT INTO written VALUES (?)", (__version__,))
@@ -116,68 +201,8 @@ class Ledger:
     def _last_writer(self) -> str | None:
         """The version that has written the records before; None if they are new."""
         tables = {name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
-        if "written" not in tables:
-            return "an older version" if "jobs" in tables else None
-        row = self._connection.execute("SELECT by FROM written").fetchone()
-        return str(row[0]) if row is not None else "an older version"
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def save(self, *records: Record) -> None:
-        """All of them or none."""
-        with self._transaction():
-            self._connection.executemany(
-                "INSERT INTO jobs VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET ended=excluded.ended, "
-                "record=excluded.record",
-                [(record.id, record.is_over, _text(record)) for record in records],
-            )
-
-    def records(self) -> list[Record]:
-        """All jobs, oldest first, but for those whose records are damaged."""
-        with self._explained():
-            rows = self._connection.execute("SELECT id, record FROM jobs ORDER BY rowid").fetchall()
-        found = []
-        for job_id, text in rows:
-            try:
-                found.append(record_from(json.loads(text)))
-            except (TypeError, ValueError, AttributeError):
-                self.unreadable.append(str(job_id))
-        return found
-
-    def holds(self, job: str, devices: list[str], now: float) -> None:
-        """A job has just these devices from now on."""
-        with self._transaction():
-            query = "SELECT devices FROM segments WHERE job=? AND end IS NULL"
-            if devices and self._connection.execute(query, (job,)).fetchone() == (json.dumps(devices),):
-                return  # as another manager has written before
-            self._connection.execute("UPDATE segments SET end=MAX(begin, ?) WHERE job=? AND end IS NULL", (now, job))
-            if devices:
-                row = (job, now, None, json.dumps(devices))
-                self._connection.execute("INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?)", row)
-
-    def lose(self, devices: Iterable[str]) -> None:
-        with self._transaction():
-            self._connection.executemany("INSERT OR IGNORE INTO lost VALUES (?)", [(each,) for each in devices])
-
-    def give_back(self, devices: Iterable[str]) -> None:
-        with self._transaction():
-            self._connection.executemany("DELETE FROM lost WHERE device=?", [(each,) for each in devices])
-
-    def lost(self) -> set[str]:
-        """Devices that were taken out and not given back."""
-        with self._explained():
-            return {device for (device,) in self._connection.execute("SELECT device FROM lost")}
-
-    def segments(self) -> list[dict[str, Any]]:
-        """Who had which devices, and when; the newest ones, in order."""
-        query = "SELECT job, begin, end, devices FROM segments ORDER BY begin DESC LIMIT ?"
-        with self._explained():
-            rows = self._connection.execute(query, (MOST_SEGMENTS,)).fetchall()
-        return [
-            {"job": job, "begin": begin, "end": end, "devices": json.loads(devices)}
-            for job, begin, end, devices in reversed(rows)
-        ]
+        row = self._connection.execute("SELECT by FROM written").fetchone() if "written" in tables else None
+        return str(row[0]) if row is not None else "unknown" if "jobs" in tables else None
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -195,9 +220,9 @@ class Ledger:
         try:
             yield
         except sqlite3.OperationalError as error:  # no room, no permission, no answer from the disk
-            raise LedgerError(f"the manager's records {self.path} can't be read or written: {error}") from error
+            raise RecordsError(f"the manager's records {self.path} can't be read or written: {error}") from error
         except sqlite3.Error as error:
-            raise LedgerError(f"the manager's records {self.path} are damaged: {error}. {self._advice()}") from error
+            raise RecordsError(f"the manager's records {self.path} are damaged: {error}. {self._advice()}") from error
 
     def _advice(self) -> str:
         whole = self.backups.newest_whole()
@@ -207,22 +232,3 @@ class Ledger:
                 "`vf cluster orphans` lists the others."
             )
         return f"`vf cluster restore` puts the newest backup in their place: {whole}"
-
-
-def record_from(told: dict[str, Any]) -> Record:
-    """What was written down, by this version or another. Raises TypeError or ValueError if that makes no sense."""
-    known = {each.name for each in fields(Record)}
-    record = Record(**{name: value for name, value in told.items() if name in known})
-    if not isinstance(record.state, str) or record.state not in STATES or not isinstance(record.id, str):
-        raise ValueError(f"{record.state!r} is no state of a job")
-    for value, kind in ((record.devices, list), (record.arguments, list), (record.environment, dict)):
-        if not isinstance(value, kind):
-            raise TypeError(f"{value!r} should be a {kind.__name__}")
-    for number in (record.priority, record.demand, record.least, record.submitted):
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise TypeError(f"{number!r} should be a number")
-    return record
-
-
-def _text(record: Record) -> str:
-    return json.dumps(asdict(record) | {"environment": {}})

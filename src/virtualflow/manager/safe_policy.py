@@ -19,7 +19,7 @@ RETRY_SECONDS = 30.0  # after a failure, until it is asked again even if nothing
 
 
 class Careful(Policy):
-    """Asks *policy*. If that raises, *failed* hears of it, and the last allocation stands."""
+    """Asks *policy*. If that raises, *failed* is called with that, and the last allocation stands."""
 
     def __init__(self, policy: Policy, failed: Callable[[Exception], None], went_well: Callable[[], None]) -> None:
         super().__init__(policy.options)

@@ -6,84 +6,83 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from virtualflow.core.emulation import Emulated
 from virtualflow.errors import ManagerError
+from virtualflow.job.job_description import JobDescription
 from virtualflow.manager import environment
-from virtualflow.manager.records import Record
+from virtualflow.manager.record import Record
+from virtualflow.system.hash_seed import hash_seed_of
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
     """*modules* is a snapshot of the script and of what lies beside it, by relative path."""
 
-    script: str
+    description: JobDescription
     modules: Mapping[str, str]
-    arguments: tuple[str, ...] = ()
     directory: str = "."
     environment: Mapping[str, str] | None = None  # None: what jobs get of the manager's
     interpreter: str | None = None
-    name: str = ""
     priority: float = 1.0
     demand: int = 1
-    least: int = 1
+    min_devices: int = 1
     virtual_nodes: int | None = None
     expect_seconds: float | None = None
     retries: int = 0
-    checkpoint_every: int = 0
-    emulated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by device type, for this job alone
 
     def check(self, devices: int) -> None:
         """Whether a cluster with so many devices can take it."""
-        if not re.fullmatch(r"\w[\w .@+-]{0,63}", self.name or "x") or ".." in self.name:
+        name = self.description.name
+        if not re.fullmatch(r"\w[\w .@+-]{0,63}", name or "x") or ".." in name:
             raise ManagerError(
-                f"the name {self.name!r} can't be used: up to 64 letters, digits, spaces and . _ - @ + are allowed"
+                f"the name {name!r} can't be used: up to 64 letters, digits, spaces and . _ - @ + are allowed"
             )
         check_priority(self.priority)
         if not 1 <= self.demand <= devices:
             raise ManagerError(f"a demand of {self.demand} can't be met: the cluster has {devices} device(s)")
-        if not 1 <= self.least <= self.demand:
-            raise ManagerError(f"a minimum of {self.least} device(s) does not fit a demand of {self.demand}")
-        if self.virtual_nodes is not None and self.virtual_nodes < self.least:
+        if not 1 <= self.min_devices <= self.demand:
+            raise ManagerError(f"a minimum of {self.min_devices} device(s) does not fit a demand of {self.demand}")
+        if self.virtual_nodes is not None and self.virtual_nodes < self.min_devices:
             raise ManagerError(
-                f"{self.virtual_nodes} virtual node(s) can't run on {self.least} device(s): each device needs one"
+                f"{self.virtual_nodes} virtual node(s) can't run on {self.min_devices} device(s): each device needs one"
             )
         if self.expect_seconds is not None and not 0 < self.expect_seconds < 1e9:
             raise ManagerError(f"an expected time of {self.expect_seconds} s: it must be above 0")
-        names = [*self.modules, self.script, self.directory, self.interpreter or "", *self.arguments]
-        if any("\0" in each for each in (*names, *(self.environment or {}), *(self.environment or {}).values())):
+        job, variables = self.description, self.environment or {}
+        names = [*self.modules, job.script, self.directory, self.interpreter or "", *job.arguments]
+        if any("\0" in text for text in (*names, *variables, *variables.values())):
             raise ManagerError("a zero byte can be in no path, argument or variable")
-        if any(not name or "=" in name for name in self.environment or ()):
+        if any(not name or "=" in name for name in variables):
             raise ManagerError("the name of an environment variable is empty, or has a = in it")
-        for name, facts in self.emulated.items():
+        for name, facts in job.emulated.items():
             try:
                 Emulated.from_json(facts)
             except (TypeError, ValueError) as error:
                 raise ManagerError(f"{name} can't be emulated like that: {error}") from error
-        if Path(self.script).name not in self.modules:
-            raise ManagerError(f"the script {self.script} is not among the modules that came with it")
+        if Path(job.script).name not in self.modules:
+            raise ManagerError(f"the script {job.script} is not among the modules that came with it")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the job gets of its owner's environment, or without one of this process's."""
+        return environment.allowed(os.environ) if self.environment is None else dict(self.environment)
 
     def record(self, job_id: str, now: float) -> Record:
         return Record(
             id=job_id,
-            name=self.name or Path(self.script).stem,
-            script=self.script,
-            arguments=list(self.arguments),
+            description=replace(self.description, hash_seed=hash_seed_of(self.variables)),
             directory=self.directory,
-            environment=environment.allowed(os.environ) if self.environment is None else dict(self.environment),
             interpreter=self.interpreter or sys.executable,
             priority=self.priority,
             demand=self.demand,
-            least=self.least,
+            min_devices=self.min_devices,
             submitted=now,
             virtual_nodes=self.virtual_nodes,
             expect_seconds=self.expect_seconds,
             retries=self.retries,
-            checkpoint_every=self.checkpoint_every,
-            emulated={name: dict(facts) for name, facts in self.emulated.items()},
         )
 
 

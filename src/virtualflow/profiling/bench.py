@@ -126,7 +126,7 @@ class Bench:
     ) -> dict[str, Any]:
         """Run the script as a job that measures what it is to; return the result."""
         told = {name: each for name, each in self.devices.emulated.items() if name in names}
-        job = JobSpec(
+        job = JobSpec.of(
             job_id=new_job_id(),
             script=str(self.script),
             arguments=self.arguments,

@@ -1,6 +1,6 @@
 """Who may talk to the server: whoever shows the token, or has a session that a one-time link has opened.
 
-Nobody else is told anything, not even what there is to ask for.
+Nobody else gets anything, not even what there is to ask for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,17 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 )
-PAGE = ("/", "/docs", "/openapi.json")  # what a browser opens by itself, and which tells of no job
+SIGN_IN = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>VirtualFlow: sign in</title>
+<h1>You are not signed in</h1>
+<p>Run <code>vf dashboard</code> where the manager runs, and open the link that it prints. Each link works once, for one
+browser; after that this address lets the browser in.</p>
+<p>For a job that was started with <code>vf run --dashboard</code>, open the link that it has printed.</p>
+<p>Is this browser on another machine? Forward the port first, and then open the link here:<br>
+<code>ssh -L PORT:127.0.0.1:PORT USER@HOST</code></p>
+</html>
+"""
+PAGE = ("/", "/docs", "/openapi.json")  # what a browser opens by itself, and which shows no job
 FILES = "/static/"
 
 
@@ -55,15 +65,15 @@ class Guard:
             where = f"/#session={opened.key}".encode()
             await _answer(send, 303, [(b"location", where), (b"set-cookie", _cookie(scope, opened)), *HEADERS])
         elif (session := self.sessions.find(_cookies(scope))) is None:
-            await _answer(send, 401, [(b"www-authenticate", b"Bearer")])
+            await _refuse(scope, send, headers)
         elif (refusal := _refusal(session, scope, headers)) is not None:
             await _answer(send, 403, [(b"content-type", b"application/json")], json.dumps({"detail": refusal}).encode())
         else:
             await self._pass_for_now(session, scope, receive, send, headers)
 
     def _has_token(self, headers: dict[bytes, bytes]) -> bool:
-        kind, _, token = headers.get(b"authorization", b"").partition(b" ")
-        return kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
 
     def _login(self, scope: Scope, headers: dict[bytes, bytes]) -> Session | None:
         code = parse_qs(scope["query_string"].decode("latin-1")).get("code", [""])[0]
@@ -94,6 +104,17 @@ class Guard:
             await _answer(send, 413, [], b'{"detail": "the request is larger than 32 MB"}')
         else:
             await self._app(scope, _limited(receive), _guarded(send))
+
+
+async def _refuse(scope: Scope, send: Send, headers: dict[bytes, bytes]) -> None:
+    """Nothing but the status; a person who opens the page, or a link that was used before, reads what to do."""
+    opens_page = scope["method"] == "GET" and scope["path"] in ("/", "/login")
+    if not opens_page or b"text/html" not in headers.get(b"accept", b""):
+        await _answer(send, 401, [(b"www-authenticate", b"Bearer")])
+        return
+    port = (scope.get("server") or ("", 0))[1]
+    kept = [(b"content-type", b"text/html; charset=utf-8"), *HEADERS]
+    await _answer(send, 401, kept, SIGN_IN.replace("PORT", str(port)).encode())
 
 
 def _refusal(session: Session, scope: Scope, headers: dict[bytes, bytes]) -> str | None:

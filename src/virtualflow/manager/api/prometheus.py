@@ -1,81 +1,85 @@
-"""The cluster for Prometheus, in its text format."""
+"""The cluster for Prometheus: what is true now as gauges, what has happened since the server started as counters."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from virtualflow.job.folder import STATES
-from virtualflow.manager.api.views import Source
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-PAUSE_MS = (10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 10000.0)
+from virtualflow.core.job_state import JobState
+from virtualflow.manager.api.views import Source, View
 
-Line = tuple[Mapping[str, str], float]
+LABELS = ["job", "name"]
+PAUSE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
-def text(source: Source) -> str:
+class Metrics:
     """All metrics of *source*."""
-    state = source.state()
-    jobs, devices = state["jobs"], state["devices"]
-    counts = Counter(job["state"] for job in jobs)
-    running = [job for job in jobs if job["examples_per_second"] is not None]
-    busy = Counter((device["type"], _use(device)) for device in devices)
-    pauses = [pause for job in jobs if job["started"] is not None for pause in source.watch(job["id"]).pauses_ms]
-    parts = [
-        _metric("vf_jobs", "gauge", "Jobs by state.", (({"state": each}, counts[each]) for each in STATES)),
-        _metric(
-            "vf_devices",
-            "gauge",
-            "Devices by type and use.",
-            (({"type": t, "use": use}, count) for (t, use), count in sorted(busy.items())),
-        ),
-        _metric(
-            "vf_examples_per_second",
-            "gauge",
-            "Examples a second of a running job.",
-            ((_labels(job), job["examples_per_second"]) for job in running),
-        ),
-        _metric(
-            "vf_step_seconds",
-            "gauge",
-            "Seconds that a step takes, over the last ones.",
-            ((_labels(job), source.watch(job["id"]).step_seconds or 0.0) for job in running),
-        ),
-        _metric("vf_step", "counter", "Steps that a running job has made.", ((_labels(j), j["step"]) for j in running)),
-        _metric("vf_job_devices", "gauge", "Devices of a job.", ((_labels(j), len(j["devices"])) for j in running)),
-        _histogram("vf_pause_seconds", "How long changes of membership made jobs stand still.", pauses),
-    ]
-    return "".join(parts)
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._registry = CollectorRegistry()
+        self._registry.register(_Present(source))
+        self._pauses = Histogram(
+            "vf_pause_seconds",
+            "How long changes of membership made jobs stand still, since the server started.",
+            buckets=PAUSE_SECONDS,
+            registry=self._registry,
+        )
+        self._counted = 0
+        self._lock = threading.Lock()
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        with self._lock:
+            pauses = self._source.pauses_ms()[self._counted :]  # it only grows, whatever becomes of the jobs
+            self._counted += len(pauses)
+        for pause in pauses:
+            self._pauses.observe(pause / 1000)
+        return generate_latest(self._registry)
+
+
+class _Present(Collector):
+    """The state of *source* whenever somebody asks."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # the names are known only with the values
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._source.state()
+        counts = Counter(job["state"] for job in state["jobs"])
+        jobs = GaugeMetricFamily("vf_jobs", "Jobs by state.", labels=["state"])
+        for name in JobState:
+            jobs.add_metric([name], counts[name])
+        yield jobs
+        devices = GaugeMetricFamily("vf_devices", "Devices by type and use.", labels=["type", "use"])
+        for labels, count in sorted(Counter((each["type"], _use(each)) for each in state["devices"]).items()):
+            devices.add_metric(labels, count)
+        yield devices
+        yield from self._running([job for job in state["jobs"] if job["examples_per_second"] is not None])
+
+    def _running(self, jobs: list[View]) -> Iterator[Metric]:
+        speed = GaugeMetricFamily("vf_examples_per_second", "Examples a second of a running job.", labels=LABELS)
+        step_time = GaugeMetricFamily(
+            "vf_step_seconds", "Seconds that a step takes, over the last ones.", labels=LABELS
+        )
+        step = GaugeMetricFamily("vf_step", "Committed steps of a running job.", labels=LABELS)
+        devices = GaugeMetricFamily("vf_job_devices", "Devices of a running job.", labels=LABELS)
+        for job in jobs:
+            labels = [job["id"], job["name"]]
+            speed.add_metric(labels, job["examples_per_second"])
+            step_time.add_metric(labels, self._source.watch(job["id"]).step_seconds or 0.0)
+            step.add_metric(labels, job["step"])
+            devices.add_metric(labels, len(job["devices"]))
+        yield from (speed, step_time, step, devices)
 
 
 def _use(device: Mapping[str, object]) -> str:
     return "lost" if device["lost"] else "busy" if device["job"] is not None else "idle"
-
-
-def _labels(job: Mapping[str, str]) -> dict[str, str]:
-    return {"job": job["id"], "name": job["name"]}
-
-
-def _metric(name: str, kind: str, told: str, lines: Iterable[Line]) -> str:
-    return f"# HELP {name} {told}\n# TYPE {name} {kind}\n" + "".join(_line(name, *line) for line in lines)
-
-
-def _histogram(name: str, told: str, pauses_ms: list[float]) -> str:
-    def lines() -> Iterator[str]:
-        yield f"# HELP {name} {told}\n# TYPE {name} histogram\n"
-        for limit in PAUSE_MS:
-            yield _line(f"{name}_bucket", {"le": f"{limit / 1000:g}"}, sum(pause <= limit for pause in pauses_ms))
-        yield _line(f"{name}_bucket", {"le": "+Inf"}, len(pauses_ms))
-        yield _line(f"{name}_sum", {}, sum(pauses_ms) / 1000)
-        yield _line(f"{name}_count", {}, len(pauses_ms))
-
-    return "".join(lines())
-
-
-def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    return f"{name}{{{told}}} {value:g}\n" if told else f"{name} {value:g}\n"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -6,21 +6,28 @@ import asyncio
 import html
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
+import msgspec
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 
 from virtualflow import __version__
-from virtualflow.errors import LedgerError, UnknownJobError, VirtualFlowError
-from virtualflow.manager.api import prometheus, views
+from virtualflow.errors import RecordsError, UnknownJobError, VirtualFlowError
+from virtualflow.events import STREAM
+from virtualflow.job.job_description import JobDescription
+from virtualflow.job.output import LEAD_LOG
+from virtualflow.manager.api import views
 from virtualflow.manager.api.guard import Guard
+from virtualflow.manager.api.prometheus import Metrics
 from virtualflow.manager.api.views import Source, View
 from virtualflow.manager.submission import Submission
 from virtualflow.program.capture import take
@@ -29,6 +36,7 @@ STREAM_SECONDS = 0.5  # between two looks for something new
 BEAT_SECONDS = 15.0  # so that a lost connection is noticed
 MOST = 1 << 31
 
+Offset = Annotated[int, Query(ge=0, le=1 << 62)]
 JobId = Annotated[str, InPath(max_length=64, pattern=r"^[\w-]+$")]
 
 
@@ -54,6 +62,13 @@ class Submit(_Body):
     retries: int = Field(default=0, ge=0, le=1000)
     checkpoint_every: int = Field(default=0, ge=0, le=MOST)
     emulated: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    from_checkpoint: str | None = Field(default=None, max_length=4096)  # a file on the manager's machine
+
+
+class Resume(_Body):
+    """Where to go on: a step of the job's, or a file on the manager's machine; its last checkpoint without that."""
+
+    from_checkpoint: str | None = Field(default=None, max_length=4096)
 
 
 class Priority(_Body):
@@ -71,7 +86,7 @@ class Down(_Body):
 
 
 class Server:
-    """The application for *source*; *on_down* is called when it is told to end, with whether jobs are to be kept."""
+    """The application for *source*; *on_down* is called when somebody ends it, with whether jobs are to be kept."""
 
     def __init__(self, source: Source, token: bytes, on_down: Callable[[bool], None]) -> None:
         api = FastAPI(title="VirtualFlow", version=__version__, docs_url=None, redoc_url=None)
@@ -84,11 +99,11 @@ class Server:
 
 def _add_errors(api: FastAPI) -> None:
     def refuse(request: Request, error: Exception) -> JSONResponse:
-        status = 404 if isinstance(error, UnknownJobError) else 507 if isinstance(error, LedgerError) else 409
+        status = 404 if isinstance(error, UnknownJobError) else 507 if isinstance(error, RecordsError) else 409
         return JSONResponse({"detail": str(error)}, status)
 
     def explain(request: Request, error: Exception) -> JSONResponse:
-        # Without what was sent: not all of that can be said in JSON.
+        # Without what was sent: not all of that can be written as JSON.
         wrong = error.errors() if isinstance(error, RequestValidationError) else []
         return JSONResponse({"detail": [{name: each[name] for name in ("type", "loc", "msg")} for each in wrong]}, 422)
 
@@ -116,21 +131,17 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             about: dict[str, Any] = {"arguments": body.arguments, "environment": body.environment}
             modules = take(Path(body.script), directory=directory, waits=True, **about).modules
         submission = Submission(
-            script=body.script,
+            description=_description(body),
             modules=modules,
-            arguments=tuple(body.arguments),
             directory=directory,
             environment=body.environment,
             interpreter=body.interpreter,
-            name=body.name,
             priority=body.priority,
             demand=body.demand,
-            least=body.min,
+            min_devices=body.min,
             virtual_nodes=body.virtual_nodes,
             expect_seconds=body.expect_seconds,
             retries=body.retries,
-            checkpoint_every=body.checkpoint_every,
-            emulated=body.emulated,
         )
         return {"id": source.submit(submission)}
 
@@ -144,9 +155,14 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
         return views.series(source.watch(job_id))
 
     @api.get("/api/jobs/{job_id}/logs", responses=refusals)
-    def logs(job_id: JobId, offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0) -> View:
-        """What the job's lead worker has printed, from *offset* on."""
-        return views.logs(source.folder(job_id), offset)
+    def logs(job_id: JobId, offset: Offset = 0, tail: bool = True) -> View:
+        """What the job's lead worker has printed, from *offset* on; with *tail*, no more than its end."""
+        return views.text_from(source.folder(job_id).path / "logs" / LEAD_LOG, offset, tail=tail)
+
+    @api.get("/api/jobs/{job_id}/events", responses=refusals)
+    def events(job_id: JobId, offset: Offset = 0) -> View:
+        """The job's event stream from *offset* on, as much as one answer may hold."""
+        return views.text_from(source.folder(job_id).path / STREAM, offset, tail=False)
 
     @api.post("/api/jobs/{job_id}/priority", responses=refusals)
     def priority(job_id: JobId, body: Priority) -> View:
@@ -158,24 +174,34 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
         source.cap(job_id, None if body.devices == "auto" else int(body.devices))
         return source.job(job_id)
 
-    for verb, told in (
-        ("pause", "Stop with a checkpoint."),
-        ("resume", "Go on."),
-        ("cancel", "End for good."),
-    ):
-        _add_verb(api, source, verb, told, refusals)
+    @api.post("/api/jobs/{job_id}/pause", responses=refusals)
+    def pause(job_id: JobId) -> View:
+        """Stop with a checkpoint."""
+        source.pause(job_id)
+        return source.job(job_id)
+
+    @api.post("/api/jobs/{job_id}/resume", responses=refusals)
+    def resume(job_id: JobId, body: Resume | None = None) -> View:
+        """Go on."""
+        source.resume(job_id, body.from_checkpoint if body is not None else None)
+        return source.job(job_id)
+
+    @api.post("/api/jobs/{job_id}/cancel", responses=refusals)
+    def cancel(job_id: JobId) -> View:
+        """End for good."""
+        source.cancel(job_id)
+        return source.job(job_id)
+
+
+def _description(body: Submit) -> JobDescription:
+    """What *body* says of the job itself."""
+    names = {each.name for each in fields(JobDescription)} & Submit.model_fields.keys()
+    return msgspec.convert({name: getattr(body, name) for name in names}, JobDescription)
 
 
 def _plain(value: Any) -> JSONResponse:
-    """The answer as it is: with a thousand jobs in it, looking at every value for what JSON can't say takes long."""
+    """The answer as it is: to look at every value of a thousand jobs for what is no JSON takes long."""
     return JSONResponse(value)
-
-
-def _add_verb(api: FastAPI, source: Source, verb: str, told: str, refusals: dict[int | str, View]) -> None:
-    @api.post(f"/api/jobs/{{job_id}}/{verb}", name=verb, description=told, responses=refusals)
-    def act(job_id: JobId) -> View:
-        getattr(source, verb)(job_id)
-        return source.job(job_id)
 
 
 def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[bool], None]) -> None:
@@ -231,9 +257,11 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
         on_down(body.keep_jobs)
         return {"keep_jobs": body.keep_jobs}
 
+    metrics_of_source = Metrics(source)
+
     @api.get("/metrics", response_class=PlainTextResponse)
-    def metrics() -> str:
-        return prometheus.text(source)
+    def metrics() -> Response:
+        return Response(metrics_of_source.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _events(source: Source) -> AsyncIterator[str]:
@@ -242,8 +270,8 @@ async def _events(source: Source) -> AsyncIterator[str]:
         version = source.version
         if version != seen:
             seen, silent = version, 0.0
-            told = await asyncio.to_thread(lambda: json.dumps(source.state()))  # others are answered meanwhile
-            yield f"event: state\ndata: {told}\n\n"
+            state = await asyncio.to_thread(lambda: json.dumps(source.state()))  # others are answered meanwhile
+            yield f"event: state\ndata: {state}\n\n"
         elif silent >= BEAT_SECONDS:
             silent = 0.0
             yield ": still here\n\n"
@@ -270,10 +298,10 @@ def _documentation(api: FastAPI) -> str:
     rows = []
     for path, verbs in api.openapi()["paths"].items():
         for verb, facts in verbs.items():
-            told = facts.get("description") or facts["summary"]
+            summary = facts.get("description") or facts["summary"]
             body = facts.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             takes = body.get("$ref", "").rpartition("/")[2]
-            cells = (verb.upper(), path, told, takes)
+            cells = (verb.upper(), path, summary, takes)
             rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
     return (
         "<!doctype html><meta charset=utf-8><title>VirtualFlow API</title><h1>VirtualFlow API</h1>"

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from virtualflow import __version__
 from virtualflow.core.devices import type_of
+from virtualflow.core.job_view import JobView
 from virtualflow.errors import ManagerError, UnknownJobError
-from virtualflow.events import STREAM
 from virtualflow.job import control
-from virtualflow.job.folder import ENDED, JobFolder
+from virtualflow.job.folder import JobFolder
+from virtualflow.job.folder_view import FolderView, device_periods
 from virtualflow.job.history import Watch
-from virtualflow.job.output import LEAD_LOG
 from virtualflow.job.wire_messages import ResizeJob, StopJob
+from virtualflow.manager.job_views import view_of
 from virtualflow.manager.manager import Manager
-from virtualflow.manager.records import Record
 from virtualflow.manager.submission import Submission
 
 View = dict[str, Any]
-MOST_ENDED = 50  # jobs that have ended are shown until so many others have
-MOST_LOG_BYTES = 1 << 18
+MAX_ENDED = 50  # jobs that have ended are shown until so many others have
+MAX_TEXT_BYTES = 1 << 18  # of one answer
 
 
 class Source(Protocol):
@@ -37,12 +39,16 @@ class Source(Protocol):
     def history(self) -> View: ...
     def job(self, job_id: str) -> View: ...
     def watch(self, job_id: str) -> Watch: ...
+    def pauses_ms(self) -> Sequence[float]:
+        """How long each change of membership made its job stand still, of all jobs ever seen: this only grows."""
+        ...
+
     def folder(self, job_id: str) -> JobFolder: ...
     def submit(self, submission: Submission) -> str: ...
     def set_priority(self, job_id: str, priority: float) -> None: ...
     def cap(self, job_id: str, devices: int | None) -> None: ...
     def pause(self, job_id: str) -> None: ...
-    def resume(self, job_id: str) -> None: ...
+    def resume(self, job_id: str, from_checkpoint: str | None = None) -> None: ...
     def cancel(self, job_id: str) -> None: ...
     def lose(self, device: str) -> None: ...
     def give_back(self, device: str) -> None: ...
@@ -61,7 +67,7 @@ class ClusterSource:
 
     @property
     def version(self) -> int:
-        return self.manager.books.version
+        return self.manager.records.version
 
     def lose(self, device: str) -> None:
         self.manager.lose([device])
@@ -70,20 +76,23 @@ class ClusterSource:
         self.manager.give_back([device])
 
     def folder(self, job_id: str) -> JobFolder:
-        return self.manager.fleet.folder(self.manager.books[job_id].id)
+        return self.manager.fleet.folder(self.manager.records[job_id].id)
 
     def watch(self, job_id: str) -> Watch:
         with self.manager.lock:
-            return self.manager.fleet.watch(self.manager.books[job_id].id)
+            return self.manager.fleet.watch(self.manager.records[job_id].id)
+
+    def pauses_ms(self) -> Sequence[float]:
+        return self.manager.reconciler.pauses_ms
 
     def state(self) -> View:
         manager = self.manager
         with manager.lock:
-            now = time.time()
-            places = {state.id: place for place, state in enumerate(manager.scheduler.snapshot().queue)}
-            records = manager.books.all()
+            now = manager.clock()
+            places = self._places()
+            records = manager.records.all()
             ended = [record.id for record in records if record.is_over]
-            hidden = set(ended[:-MOST_ENDED])
+            hidden = set(ended[:-MAX_ENDED])
             cluster = {
                 "name": "VirtualFlow",
                 "policy": manager.policy.name,
@@ -91,28 +100,31 @@ class ClusterSource:
                 "started": manager.started,
                 "now": now,
                 "version": __version__,
-                "troubles": manager.troubles,
+                "troubles": manager.problems,
             }
-            jobs = [self._job(record, now, places.get(record.id)) for record in records if record.id not in hidden]
+            shown = [record for record in records if record.id not in hidden]
+            jobs = [view_of(manager, record, places.get(record.id), now).to_json() for record in shown]
             return {"mode": "cluster", "cluster": cluster, "jobs": jobs, "devices": self._devices()}
+
+    def _places(self) -> dict[str, int]:
+        """In the queue, by job."""
+        return {state.id: place for place, state in enumerate(self.manager.scheduler.snapshot().queue)}
 
     def history(self) -> View:
         manager = self.manager
         with manager.lock:
-            segments = [segment | {"types": _types(segment["devices"])} for segment in manager.books.segments()]
-            names = {record.id: record.name for record in manager.books.all()}
+            segments = [segment | {"types": _types(segment["devices"])} for segment in manager.records.segments()]
+            names = {record.id: record.name for record in manager.records.all()}
         return {"segments": [segment | {"name": names.get(segment["job"], segment["job"])} for segment in segments]}
 
     def job(self, job_id: str) -> View:
         manager = self.manager
         with manager.lock:
-            record = manager.books[job_id]
-            places = {state.id: place for place, state in enumerate(manager.scheduler.snapshot().queue)}
+            record = manager.records[job_id]
             watch = manager.fleet.watch(job_id)
-            view = self._job(record, time.time(), places.get(job_id))
+            view = view_of(manager, record, self._places().get(job_id), manager.clock())
             facts = {
-                "script": record.script,
-                "arguments": record.arguments,
+                "arguments": list(record.description.arguments),
                 "folder": record.directory,
                 "interpreter": record.interpreter,
                 "events": list(watch.notable),
@@ -121,40 +133,12 @@ class ClusterSource:
                 "retries": record.retries,
                 "workers": manager.fleet.state(job_id).get("workers", []),
             }
-            return view | facts
-
-    def _job(self, record: Record, now: float, place: int | None) -> View:
-        manager = self.manager
-        live = manager.fleet.state(record.id) if record.state == "RUNNING" else {}
-        watch = manager.fleet.watch(record.id) if record.started is not None else None
-        runs = manager.run_seconds(record)
-        return {
-            "id": record.id,
-            "name": record.name,
-            "priority": record.priority,
-            "state": manager.state_of(record),
-            "devices": list(manager.fleet.holds(record.id)) if record.state == "RUNNING" else [],
-            "demand": record.demand,
-            "want": record.wants,
-            "min": record.least,
-            "cap": record.cap,
-            "virtual_nodes": record.virtual_nodes,
-            "mapping": {worker["device"]: worker["virtual_nodes"] for worker in live.get("workers", [])},
-            **_progress(watch, running=record.state == "RUNNING"),
-            "queued_seconds": round(max(0.0, (record.ended or now) - record.submitted - runs), 1),
-            "run_seconds": round(runs, 1),
-            "resizes": record.resizes,
-            "failures": record.failures,
-            "reason": reason(manager, record, place),
-            "submitted": record.submitted,
-            "started": record.started,
-            "ended": record.ended,
-        }
+            return view.to_json() | facts
 
     def _devices(self) -> list[View]:
         manager = self.manager
         by_device = {
-            device: record.id for record in manager.books.running() for device in manager.fleet.holds(record.id)
+            device: record.id for record in manager.records.running() for device in manager.fleet.holds(record.id)
         }
         placement = manager.scheduler.placement
         return [
@@ -172,54 +156,59 @@ class ClusterSource:
 class JobSource:
     """One job that ``vf run`` has started, without a manager."""
 
-    def __init__(self, folder: JobFolder) -> None:
+    def __init__(self, folder: JobFolder, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
         self._id = folder.path.name
-        self._watch = Watch(folder.path / STREAM)
-        self._begun = time.time()
+        self._clock = clock
+        self._status = FolderView(folder)
+        self._begun = clock()
 
     @property
     def version(self) -> int:
-        return int(4 * time.time())  # its folder is all there is: look again
+        return int(4 * self._clock())  # its folder is all there is: look again
+
+    def _view(self) -> JobView:
+        return self._status.look(self._clock())[0]
 
     def state(self) -> View:
         view = self._view()
         devices = [
-            {"name": name, "type": type_of(name), "machine": 0, "job": self._id, "lost": False}
-            for name in view["devices"]
+            {"name": name, "type": type_of(name), "machine": 0, "job": self._id, "lost": False} for name in view.devices
         ]
-        now = time.time()
-        cluster = {"name": view["name"], "policy": "", "backend": "local", "started": self._begun, "now": now}
-        return {"mode": "job", "cluster": cluster | {"version": __version__}, "jobs": [view], "devices": devices}
+        cluster = {"name": view.name, "policy": "", "backend": "local", "started": self._begun, "now": self._clock()}
+        cluster["version"] = __version__
+        return {"mode": "job", "cluster": cluster, "jobs": [view.to_json()], "devices": devices}
 
     def history(self) -> View:
-        name = self._view()["name"]
-        ended = self._folder.read_state()["state"] in ENDED
+        view = self._view()
+        devices = self._status.spec().devices
+        periods = device_periods(self._status.watch, self._begun, devices, ended=view.state.is_ended)
         return {
             "segments": [
-                {"job": self._id, "name": name, "devices": held, "types": _types(held), "begin": begin, "end": end}
-                for begin, end, held in held_over_time(
-                    self._watch, self._begun, self._folder.spec().devices, ended=ended
-                )
+                {"job": self._id, "name": view.name, "devices": held, "types": _types(held), "begin": begin, "end": end}
+                for begin, end, held in periods
             ]
         }
 
     def job(self, job_id: str) -> View:
         spec = self._of(job_id).spec()
-        facts = {"script": spec.script, "arguments": list(spec.arguments), "folder": "", "failure": None}
-        return self._view() | facts | {"events": list(self._watch.notable)}
+        facts = {"arguments": list(spec.arguments), "folder": "", "failure": None}
+        return self._view().to_json() | facts | {"events": list(self._status.watch.notable)}
 
     def watch(self, job_id: str) -> Watch:
         self._of(job_id)
-        self._watch.read()
-        return self._watch
+        self._status.watch.read()
+        return self._status.watch
+
+    def pauses_ms(self) -> Sequence[float]:
+        return self.watch(self._id).pauses_ms
 
     def folder(self, job_id: str) -> JobFolder:
         return self._of(job_id)
 
     def cap(self, job_id: str, devices: int | None) -> None:
         if devices is None:
-            raise ManagerError("without a manager a job has the devices it is told to have: say how many")
+            raise ManagerError("a job without a manager has no automatic number of devices: give a number")
         control.ask(self._of(job_id), ResizeJob(devices))
 
     def cancel(self, job_id: str) -> None:
@@ -234,7 +223,7 @@ class JobSource:
     def pause(self, job_id: str) -> None:
         raise ManagerError(_ONE_JOB)
 
-    def resume(self, job_id: str) -> None:
+    def resume(self, job_id: str, from_checkpoint: str | None = None) -> None:
         raise ManagerError(_ONE_JOB)
 
     def lose(self, device: str) -> None:
@@ -254,53 +243,6 @@ class JobSource:
             raise UnknownJobError(f"this is the dashboard of job {self._id} alone")
         return self._folder
 
-    def _view(self) -> View:
-        self._watch.read()
-        state, spec = self._folder.read_state(), self._folder.spec()
-        devices = [worker["device"] for worker in state["workers"]]
-        return {
-            "id": self._id,
-            "name": spec.script.rpartition("/")[2],
-            "priority": 1,
-            "state": state["state"],
-            "devices": devices,
-            "demand": len(spec.devices),
-            "want": len(state.get("wanted", spec.devices)),
-            "min": 1,
-            "cap": None,
-            "virtual_nodes": state.get("virtual_nodes"),
-            "mapping": {worker["device"]: worker["virtual_nodes"] for worker in state["workers"]},
-            **_progress(self._watch, running=state["state"] not in ENDED),
-            "queued_seconds": 0.0,
-            "run_seconds": round(time.time() - self._begun, 1),
-            "resizes": state.get("resizes", 0),
-            "failures": state.get("failures", 0),
-            "reason": state.get("reason", ""),
-            "submitted": self._begun,
-            "started": self._begun,
-            "ended": None,
-        }
-
-
-def held_over_time(
-    watch: Watch, begun: float, devices: Sequence[str], *, ended: bool
-) -> Iterator[tuple[float, float | None, list[str]]]:
-    """Stretches of time in which a job had the same devices: none while it was stopped.
-
-    Its present run has begun at *begun*, and has had *devices* since before its script said so.
-    """
-    before = [(at, held) for at, held in watch.shapes if at < begun]
-    since = [(begun, tuple(devices)), *((at, held) for at, held in watch.shapes if at >= begun)]
-    if before and before[-1][1]:  # of the present run nothing was heard yet
-        last = watch.last_time if watch.last_time is not None and watch.last_time < begun else begun
-        before.append((last, ()))
-    marks = [*before, *since]
-    marks = [mark for place, mark in enumerate(marks) if place == 0 or mark[1] != marks[place - 1][1]]
-    ends = [*(at for at, _ in marks[1:]), max(begun, watch.last_time or begun) if ended else None]
-    for (begin, held), end in zip(marks, ends, strict=True):
-        if held:
-            yield begin, end, list(held)
-
 
 _ONE_JOB = "this is the dashboard of one job: there is no manager that could do that. `vf cluster up` starts one."
 
@@ -309,77 +251,28 @@ def series(watch: Watch) -> View:
     """A job's samples, by column."""
     samples = list(watch.samples)  # it grows meanwhile
     columns = ("time", "step", "loss", "examples_per_second", "devices")
-    return {name: [getattr(sample, name) for sample in samples] for name in columns}
+    series: View = {name: [getattr(sample, name) for sample in samples] for name in columns}
+    series["metrics"] = {
+        name: {"time": [at for at, _, _ in points], "step": [step for _, step, _ in points],
+               "value": [value if math.isfinite(value) else None for _, _, value in points]}
+        for name, points in watch.metrics.items()
+    }  # fmt: skip
+    return series
 
 
-def logs(folder: JobFolder, offset: int) -> View:
-    """What the lead has printed from *offset* on, as much as one answer may hold."""
-    path = folder.path / "logs" / LEAD_LOG
-    if not path.exists():
+def text_from(path: Path, offset: int, *, tail: bool) -> View:
+    """The text at *path* from *offset* on, as much as one answer may hold: its end with *tail*, else its beginning."""
+    try:
+        size = path.stat().st_size
+        offset = 0 if offset > size else offset  # it was rotated
+        with path.open("rb") as file:
+            file.seek(max(offset, size - MAX_TEXT_BYTES) if tail else offset)
+            data = file.read(MAX_TEXT_BYTES)
+            if not tail and len(data) == MAX_TEXT_BYTES and b"\n" in data:  # whole lines, so that no character is cut
+                data = data[: data.rindex(b"\n") + 1]
+            return {"text": data.decode(errors="replace"), "offset": size if tail else offset + len(data)}
+    except FileNotFoundError:
         return {"text": "", "offset": 0}
-    size = path.stat().st_size
-    if offset > size:  # it was rotated
-        offset = 0
-    with path.open("rb") as file:
-        file.seek(max(offset, size - MOST_LOG_BYTES))
-        return {"text": file.read().decode(errors="replace"), "offset": size}
-
-
-def reason(manager: Manager, record: Record, place: int | None) -> str:
-    """Why the job does not run, or not on all that it asks for, in words. *place* is its place in the queue."""
-    if record.failure:
-        return record.failure.strip().splitlines()[-1]
-    if trouble := manager.trouble_of(record.id):
-        return f"the manager can't see to it, and tries again: {trouble}"
-    if record.wish is not None:
-        told = {"pause": "it is to pause: it stops at its next step boundary", "cancel": "it is being cancelled"}
-        return told.get(record.wish, "others need its devices: it stops at its next step boundary")
-    if record.state == "PAUSED" and record.trouble:
-        return record.trouble.replace("\n", " ")
-    if record.state == "PAUSED":
-        return f"paused by its owner: vf resume {record.id}"
-    if record.state == "QUEUED":
-        return _why_waiting(manager, record, place)
-    if record.state == "RUNNING" and len(record.devices) < record.wants:
-        return f"{record.wants - len(record.devices)} more device(s) would be of use, but others have a claim to them"
-    return ""
-
-
-def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
-    if record.devices:
-        others = sorted(
-            other.name
-            for other in manager.books.running()
-            if other.id != record.id and set(manager.fleet.holds(other.id)) & set(record.devices)
-        )
-        return f"starts when {', '.join(others)} has left its devices" if others else "starts now"
-    snapshot = manager.scheduler.snapshot()
-    if not snapshot.devices:
-        return "the cluster has no devices at the moment"
-    state = manager.scheduler.jobs.get(record.id)
-    if state is not None and not snapshot.within_reach(state.job):
-        return (
-            f"the cluster has {snapshot.devices} device(s) at the moment, and it needs at least {state.job.min_devices}"
-        )
-    if manager.policy.round_seconds is not None and snapshot.idle:
-        return f"its turn may come with the next round, every {manager.policy.round_seconds:.0f} s"
-    ahead = f"{place} job(s) are before it, and " if place else ""
-    if snapshot.idle:
-        least = record.least if record.least > snapshot.idle else record.wants
-        return f"{ahead}only {snapshot.idle} device(s) are free, which is not enough for its {least}"
-    return f"{ahead}all {snapshot.devices} device(s) are with jobs that need not give way"
-
-
-def _progress(watch: Watch | None, *, running: bool) -> View:
-    if watch is None:
-        return {"step": 0, "steps": None, "loss": None, "examples_per_second": None, "eta_seconds": None}
-    return {
-        "step": watch.step,
-        "steps": watch.steps,
-        "loss": watch.loss,
-        "examples_per_second": watch.examples_per_second if running else None,
-        "eta_seconds": watch.seconds_left if running else None,
-    }
 
 
 def _types(devices: list[str]) -> dict[str, int]:

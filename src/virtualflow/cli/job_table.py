@@ -1,0 +1,114 @@
+"""Jobs as tables and words: what ``vf status``, ``vf queue`` and ``vf describe`` print. 80 columns are enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Console, Group
+from rich.table import Column, Table
+
+from virtualflow.cli.screen import screen
+from virtualflow.core.job_view import JobView
+
+WIDE = 200  # columns for --wide where the terminal has fewer: a line may wrap, a word is never cut
+MAX_REASONS = 10  # below a table that has no column for them
+TIMES = ("submitted", "started", "ended")
+ELSEWHERE = ("events", "failure", "workers", "mapping")  # of a job's facts: shown in another way, or not at all
+
+
+def views_of(jobs: Sequence[dict[str, Any]]) -> list[JobView]:
+    """What the manager's API has answered, as values."""
+    return msgspec.convert(jobs, list[JobView])
+
+
+def console(*, wide: bool) -> Console:
+    here = screen(highlight=False)
+    return screen(highlight=False, width=max(here.width, WIDE)) if wide else here
+
+
+def job_table(jobs: Sequence[JobView], *, wide: bool = False) -> Group:
+    """The first columns are what most people want; with *wide*, all there is to know follows."""
+    reasons = [] if wide else [f"{job.name} ({job.id}): {job.reason}" for job in jobs if job.reason]
+    return Group(_table(jobs, wide=wide), *reasons[-MAX_REASONS:])
+
+
+def _table(jobs: Sequence[JobView], *, wide: bool) -> Table:
+    first = [Column("NAME", overflow="fold"), Column("SCRIPT", overflow="fold")]
+    first += [Column(name, no_wrap=True) for name in ("STATE", "DEVICES", "PROGRESS", "ETA", "ID")]
+    more = ("PRIO", "VN/DEV", "STEP", "LOSS", "EX/S", "QUEUED", "RUN", "RESIZES", "FAILURES")
+    rest = [*(Column(name, no_wrap=True) for name in more), Column("REASON", overflow="fold")] if wide else []
+    table = Table(*first, *rest, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for job in jobs:
+        table.add_row(*_first(job), *(_rest(job) if wide else ()))
+    return table
+
+
+def _first(job: JobView) -> tuple[str, ...]:
+    part = job.part_done
+    progress = f"{100 * part:.0f}%" if part is not None else f"step {job.step:.0f}" if job.step else ""
+    eta = duration(job.eta_seconds) if job.eta_seconds is not None else ""
+    devices = f"{len(job.devices)}/{job.want}"
+    return job.name, PurePath(job.script).name, job.state, devices, progress, eta, job.id
+
+
+def _rest(job: JobView) -> tuple[str, ...]:
+    return (
+        f"{job.priority:g}",
+        " ".join(f"{device}:{len(nodes)}" for device, nodes in job.mapping.items()),
+        f"{job.step:.0f}/{job.steps:.0f}" if job.steps else f"{job.step:.0f}",
+        f"{job.loss:.4f}" if job.loss is not None else "",
+        f"{job.examples_per_second:.0f}" if job.examples_per_second is not None else "",
+        duration(job.queued_seconds),
+        duration(job.run_seconds),
+        str(job.resizes),
+        str(job.failures),
+        job.reason,
+    )
+
+
+def fact_table(facts: dict[str, Any]) -> Table:
+    """A job's facts, one a line; times as times."""
+    table = Table(Column(no_wrap=True), Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
+    for key, value in facts.items():
+        if key not in ELSEWHERE and value not in (None, "", []):
+            table.add_row(key.removesuffix("_seconds").replace("_", " "), _shown(key, value))
+    for device, nodes in facts["mapping"].items():
+        table.add_row(f"on {device}", "virtual nodes " + " ".join(map(str, nodes)))
+    return table
+
+
+def event_lines(events: Sequence[dict[str, Any]]) -> list[str]:
+    lines = []
+    for event in events:
+        pause = f"; stood still for {event['total_pause_ms']:.0f} ms" if event["pause_ms"] is not None else ""
+        lines.append(f"{moment(event['time'])}  step {event['step']}  {event['text']}{pause}")
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """``1:05``, ``2:00:00`` or ``3d 4:00:00``."""
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d}"
+    days = f"{whole // 86400}d " if whole >= 86400 else ""
+    return f"{days}{whole // 3600 % 24}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def moment(seconds: float) -> str:
+    """A time since the epoch, as clocks here show it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _shown(key: str, value: Any) -> str:
+    if key in TIMES:
+        return moment(value)
+    if key.endswith("_seconds"):
+        return duration(value)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,30 @@
+"""How long a job will take, as its owner says and as its steps show. For policies that care."""
+
+from __future__ import annotations
+
+from virtualflow.job.history import Watch
+from virtualflow.manager.record import Record
+
+UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
+SCALE = 1.1  # an estimate that changes by less is not worth a decision
+
+
+def expected_seconds(record: Record) -> float:
+    """On its full demand."""
+    return record.expect_seconds or UNKNOWN_SECONDS
+
+
+def new_estimate(record: Record, watch: Watch) -> float | None:
+    """How long it takes on its full demand, if twice the devices are twice as fast; None if that is nothing new."""
+    if watch.steps is None or watch.step_seconds is None or not watch.devices:
+        return None
+    seconds = max(1.0, watch.steps * watch.step_seconds * watch.devices / record.max_devices)
+    known = expected_seconds(record)
+    return None if known / SCALE < seconds < known * SCALE else seconds
+
+
+def done_seconds(record: Record, watch: Watch | None) -> float:
+    """Seconds of its expected time that a job has behind it."""
+    if watch is None or not watch.steps:
+        return 0.0
+    return expected_seconds(record) * min(1.0, watch.step / watch.steps)

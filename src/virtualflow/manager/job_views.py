@@ -1,0 +1,94 @@
+"""A manager's job as everybody sees it, and why it does not run."""
+
+from __future__ import annotations
+
+from virtualflow.core.job_state import JobState
+from virtualflow.core.job_view import JobView, Progress
+from virtualflow.manager import lifecycle
+from virtualflow.manager.manager import Manager
+from virtualflow.manager.record import Record, Wish
+
+STOPPING = {
+    Wish.PAUSE: "it is to pause: it stops at its next step boundary",
+    Wish.CANCEL: "it is being cancelled",
+    Wish.SUSPEND: "others need its devices: it stops at its next step boundary",
+    Wish.DOWN: "the manager ends: it stops at its next step boundary",
+}
+
+
+def view_of(manager: Manager, record: Record, place: int | None, now: float) -> JobView:
+    """A job of *manager*; *place* is its place in the queue."""
+    runs = record.state == JobState.RUNNING
+    live = manager.fleet.state(record.id) if runs else {}
+    watch = manager.fleet.watch(record.id) if record.started is not None else None
+    progress = watch.progress(running=runs) if watch is not None else Progress()
+    run_seconds = lifecycle.run_seconds(record, now)
+    return JobView(
+        id=record.id,
+        name=record.name,
+        script=record.description.script,
+        state=manager.state_of(record),
+        devices=list(manager.fleet.holds(record.id)) if runs else [],
+        step=progress.step,
+        steps=progress.steps,
+        loss=progress.loss,
+        examples_per_second=progress.examples_per_second,
+        eta_seconds=progress.eta_seconds,
+        priority=record.priority,
+        demand=record.demand,
+        want=record.max_devices,
+        min=record.min_devices,
+        cap=record.cap,
+        virtual_nodes=record.virtual_nodes,
+        mapping={worker["device"]: worker.get("virtual_nodes", []) for worker in live.get("workers", [])},
+        queued_seconds=round(max(0.0, (record.ended or now) - record.submitted - run_seconds), 1),
+        run_seconds=round(run_seconds, 1),
+        resizes=record.resizes,
+        failures=record.failures,
+        reason=reason(manager, record, place),
+        submitted=record.submitted,
+        started=record.started,
+        ended=record.ended,
+    )
+
+
+def reason(manager: Manager, record: Record, place: int | None) -> str:
+    """Why the job does not run, or not on all that it asks for, in words. *place* is its place in the queue."""
+    if record.failure:
+        return record.failure.strip().splitlines()[-1]
+    if trouble := manager.problem_of(record.id):
+        return f"the manager can't see to it, and tries again: {trouble}"
+    if record.wish is not None:
+        return STOPPING[record.wish]
+    if record.state == JobState.PAUSED and record.trouble:
+        return record.trouble.replace("\n", " ")
+    if record.state == JobState.PAUSED:
+        return f"paused by its owner: vf resume {record.id}"
+    if record.state == JobState.QUEUED:
+        return _why_waiting(manager, record, place)
+    if record.state == JobState.RUNNING and (lacks := record.max_devices - len(record.devices)) > 0:
+        return f"{lacks} more device(s) would be of use, but others have a claim to them"
+    return ""
+
+
+def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
+    if record.devices:
+        others = sorted(
+            other.name
+            for other in manager.records.running()
+            if other.id != record.id and set(manager.fleet.holds(other.id)) & set(record.devices)
+        )
+        return f"starts when {', '.join(others)} has left its devices" if others else "starts now"
+    snapshot = manager.scheduler.snapshot()
+    if not snapshot.devices:
+        return "the cluster has no devices at the moment"
+    state = manager.scheduler.jobs.get(record.id)
+    if state is not None and not snapshot.within_reach(state.job):
+        return f"the cluster has {snapshot.devices} device(s) now, and it needs at least {state.job.min_devices}"
+    if manager.policy.round_seconds is not None and snapshot.idle:
+        return f"it may start at the next round; rounds take {manager.policy.round_seconds:.0f} s"
+    ahead = f"{place} job(s) are ahead of it, and " if place else ""
+    if snapshot.idle:
+        needed = record.min_devices if record.min_devices > snapshot.idle else record.max_devices
+        return f"{ahead}only {snapshot.idle} device(s) are free, which is not enough for its {needed}"
+    return f"{ahead}all {snapshot.devices} device(s) are in use, and the policy takes none away for it"

@@ -1,0 +1,186 @@
+"""What a manager does to one job at a time: compare what it should have with what it has, and lead it from one to the
+other. Knows no lock and no other job's trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from virtualflow.cluster.messages import DevicesLost, JobArrived, JobChanged, JobEnded
+from virtualflow.cluster.policies.base import Policy
+from virtualflow.errors import LaunchError
+from virtualflow.job import launch
+from virtualflow.job.folder import JobSpec
+from virtualflow.manager import description, environment, estimates, lifecycle
+from virtualflow.manager.description import Cluster
+from virtualflow.manager.fleet import End, Fleet, Origin
+from virtualflow.manager.lifecycle import Effect, HowEnded
+from virtualflow.manager.record import Record, Wish
+from virtualflow.manager.records import Records
+from virtualflow.manager.scheduling import SchedulerDriver
+
+ESTIMATE_SECONDS = 5.0  # between two looks at how long a job will take
+
+
+class Reconciler:
+    """*clock* is people's, and *seconds* the scheduler's."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        records: Records,
+        fleet: Fleet,
+        clock: Callable[[], float],
+        seconds: Callable[[], float],
+    ) -> None:
+        self.driver = SchedulerDriver(cluster, policy, records, self.done_seconds)
+        self.machines = dict(cluster.machines)
+        self.pauses_ms: list[float] = []  # of all jobs, as they happen
+        self._cluster = cluster
+        self._records = records
+        self._fleet = fleet
+        self._clock = clock
+        self._seconds = seconds
+        self._pauses_seen: dict[str, int] = {}
+        self._estimated_at: dict[str, float] = {}
+
+    def change(self, job_id: str, event: lifecycle.Event) -> None:
+        """Save the record as it is after *event*, and then do what follows from it."""
+        before = self._records[job_id]
+        record, effects = lifecycle.after(before, event)
+        if record != before:
+            self._records.save([record])
+        folder = self._fleet.folder(job_id)
+        for effect in effects:
+            if effect == Effect.WRITE_STATE:
+                description.write_state(folder, record)
+            elif effect == Effect.ERASE_VARIABLES:
+                environment.erase(folder.path)
+            elif effect == Effect.ENTER_SCHEDULER:
+                self.driver.handle(JobArrived(self._seconds(), self.driver.job(record)))
+            elif effect == Effect.LEAVE_SCHEDULER and job_id in self.driver.scheduler.jobs:
+                self.driver.handle(JobEnded(self._seconds(), job_id))
+
+    def look_at(self, job_id: str) -> None:
+        """See how a job that was launched is doing."""
+        watch = self._fleet.watch(job_id)
+        before, step, held = self._fleet.state(job_id), watch.step, self._fleet.holds(job_id)
+        end = self._fleet.look(job_id)
+        self._note_pauses(job_id)
+        if end is not None:
+            self._lose_preempted(set(end.lost) - set(before.get("preempted", ())))
+            self._end(job_id, end)
+            return
+        state = self._fleet.state(job_id)
+        self._lose_preempted(set(state.get("preempted", ())) - set(before.get("preempted", ())))
+        self._records.version += state != before or watch.step != step
+        if (holds := self._fleet.holds(job_id)) != held:
+            self._records.note_devices(job_id, holds, self._clock())
+        record = self._records.update(job_id, resizes=state.get("resizes", 0), failures=state.get("failures", 0))
+        nodes = state.get("virtual_nodes")
+        if isinstance(nodes, int) and nodes >= 1 and nodes != record.virtual_nodes:
+            self.learn(job_id, virtual_nodes=nodes)
+        self._estimate(job_id)
+
+    def _note_pauses(self, job_id: str) -> None:
+        pauses, seen = self._fleet.watch(job_id).pauses_ms, self._pauses_seen.get(job_id, 0)
+        self.pauses_ms += pauses[seen:]
+        self._pauses_seen[job_id] = len(pauses)
+
+    def _lose_preempted(self, devices: Iterable[str]) -> None:
+        """Somebody has ended workers with a signal, as one does who needs their devices."""
+        usable = set(self.driver.scheduler.placement.devices) - self.driver.scheduler.placement.lost
+        if gone := tuple(sorted(usable.intersection(devices))):
+            self.driver.handle(DevicesLost(self._seconds(), gone))  # not saved: before a reboot, all workers are ended
+
+    def _end(self, job_id: str, end: End) -> None:
+        """The job's coordinator and workers are gone."""
+        watch, has_been_seen, now = self._fleet.watch(job_id), bool(self._fleet.state(job_id)), self._clock()
+        self._fleet.forget(job_id)
+        # One that ended while there was no manager had its devices until its last event.
+        until = now if has_been_seen or watch.last_time is None else watch.last_time
+        self._records.note_devices(job_id, (), until)
+        self._estimated_at.pop(job_id, None)
+        self.change(job_id, lifecycle.Ended(end.how, now, watch.step, end.text))
+
+    def launch(self, job_id: str) -> None:
+        """Start the job on those of its devices that nobody is on any more."""
+        record = self._records[job_id]
+        devices = self._free_for(record)
+        if len(devices) < min(record.min_devices, len(record.devices)):
+            return
+        if record.virtual_nodes is None:
+            devices = devices[: record.min_devices]  # on how many it can run is known when it has made its Trainer
+        token = self._fleet.prepare(job_id, self.spec(record, devices))
+        if token is None:  # a coordinator that another manager has started has come after all
+            self._fleet.adopt(job_id, record.devices)
+            self.change(job_id, lifecycle.CoordinatorFound(self._clock()))
+            return
+        self._records.note_devices(job_id, devices, self._clock())
+        # Saved before the start: whoever finds this looks for the launch, and for the lock.
+        self.change(job_id, lifecycle.Launched(token, self._clock()))
+        if not self._records.is_saved(job_id):  # nothing starts without a trace
+            launch.withdraw(self._fleet.folder(job_id))
+            self._fleet.forget(job_id)
+            self._records.note_devices(job_id, (), self._clock())
+            self._records.save([record])
+            return
+        folder = self._fleet.folder(job_id).path
+        try:
+            variables = {**environment.kept(folder), **self._cluster.environment}
+            directory = record.directory if Path(record.directory).is_dir() else str(folder)
+            self._fleet.start(job_id, token, Origin(record.interpreter, directory, variables))
+        except (OSError, ValueError, LaunchError) as error:
+            launch.withdraw(self._fleet.folder(job_id))
+            self._end(job_id, End(HowEnded.FAILED, f"{record.interpreter} can't be started: {error}"))
+
+    def direct(self, job_id: str) -> None:
+        """Send a running job where it should be, or stop it."""
+        record = self._records[job_id]
+        devices = self._free_for(record)
+        # Two jobs that change places would wait for each other.
+        if not record.devices or (not devices and self._is_in_the_way(record)):
+            self.change(job_id, lifecycle.DevicesWithdrawn())
+            record = self._records[job_id]
+        if record.wish is not None:
+            self._fleet.stop(job_id, checkpoint=record.wish != Wish.CANCEL)
+        elif record.virtual_nodes is not None and devices:
+            self._fleet.move(job_id, devices)
+
+    def _is_in_the_way(self, record: Record) -> bool:
+        """Whether others are to have what it is on."""
+        holds = set(self._fleet.holds(record.id))
+        return any(holds & set(other.devices) for other in self._records.all() if other.id != record.id)
+
+    def _free_for(self, record: Record) -> tuple[str, ...]:
+        """Those of a job's devices that no other job is on; the ones it is on come first."""
+        state = self.driver.scheduler.jobs.get(record.id)
+        taken = self._fleet.taken({record.id, record.beside, *(state.guests if state is not None else ())})
+        mine = self._fleet.holds(record.id)
+        usable = sorted((device for device in record.devices if device not in taken), key=lambda d: d not in mine)
+        return tuple(usable[: record.max_devices])
+
+    def _estimate(self, job_id: str) -> None:
+        now = self._seconds()
+        if now - self._estimated_at.get(job_id, 0.0) < ESTIMATE_SECONDS:
+            return
+        self._estimated_at[job_id] = now
+        seconds = estimates.new_estimate(self._records[job_id], self._fleet.watch(job_id))
+        if seconds is not None:
+            self.learn(job_id, expect_seconds=seconds)
+
+    def done_seconds(self, record: Record) -> float:
+        return estimates.done_seconds(record, self._fleet.watch(record.id) if record.started is not None else None)
+
+    def learn(self, job_id: str, **facts: Any) -> None:
+        before = self.driver.job(self._records[job_id])
+        after = self.driver.job(self._records.update(job_id, **facts))
+        if after != before and job_id in self.driver.scheduler.jobs:
+            self.driver.handle(JobChanged(self._seconds(), after))
+
+    def spec(self, record: Record, devices: tuple[str, ...]) -> JobSpec:
+        return description.for_coordinator(
+            record, devices, self._cluster, self.driver.scheduler.placement.devices, self.machines
+        )

@@ -1,0 +1,116 @@
+"""Tables that fit 80 columns, and words for what there is to know of a job."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_jobs import said
+from virtualflow.cli.job_table import duration, fact_table, job_table, views_of
+from virtualflow.cli.screen import screen
+from virtualflow.core.job_state import JobState
+from virtualflow.core.job_view import JobView
+from virtualflow.job.folder import JobFolder, JobSpec
+
+
+def a_view(**changes: object) -> JobView:
+    facts: dict[str, object] = {
+        "id": "1117-192843-ab12", "name": "train", "script": "/home/me/work/train.py", "state": "RUNNING",
+        "devices": ["0", "1"], "step": 50, "steps": 200, "loss": 0.25, "examples_per_second": 1234.5,
+        "eta_seconds": 3725.0, "priority": 1.0, "demand": 4, "want": 4, "min": 1, "cap": None, "virtual_nodes": 8,
+        "mapping": {"0": [0, 1, 2, 3], "1": [4, 5, 6, 7]}, "queued_seconds": 5.0, "run_seconds": 61.0, "resizes": 2,
+        "failures": 0, "reason": "2 more device(s) would be of use", "submitted": 1.8e9, "started": 1.8e9,
+        "ended": None,
+    }  # fmt: skip
+    (view,) = views_of([facts | changes])
+    return view
+
+
+def printed(*jobs: JobView, width: int, wide: bool = False) -> list[str]:
+    out = io.StringIO()
+    screen(file=out, width=width).print(job_table(jobs, wide=wide))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_a_job_is_one_line_of_80_columns(state: str) -> None:
+    lines = printed(a_view(state=state), width=80)
+    assert max(map(len, lines)) <= 80
+    head = next(line for line in lines if "NAME" in line)
+    assert head.split() == ["NAME", "SCRIPT", "STATE", "DEVICES", "PROGRESS", "ETA", "ID"]
+    (row,) = (line for line in lines if "1117-192843-ab12" in line and state in line)
+    assert row.split() == ["train", "train.py", state, "2/4", "25%", "1:02:05", "1117-192843-ab12"]
+    assert "train (1117-192843-ab12): 2 more device(s) would be of use" in " ".join(lines)
+
+
+def test_long_names_are_folded_and_nothing_is_cut() -> None:
+    name = "a-rather-long-name-for-a-job-that-somebody-gave-it"
+    lines = printed(a_view(name=name, script=f"{name}.py", state="CANCELLED"), width=80)
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    assert any("CANCELLED" in line and "1117-192843-ab12" in line for line in lines)
+
+
+def test_wide_has_every_column_in_one_line() -> None:
+    lines = printed(a_view(), width=200, wide=True)
+    (row,) = (line for line in lines if "1117-192843-ab12" in line)
+    for cell in ("0:4 1:4", "50/200", "0.2500", "1234", "0:05", "1:01", "2 more device(s)"):
+        assert cell in row
+
+
+def test_facts_show_times_as_times() -> None:
+    out = io.StringIO()
+    screen(file=out, width=80).print(fact_table(a_view().to_json()))
+    text = out.getvalue()
+    assert re.search(r"submitted +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", text)
+    assert re.search(r"run +1:01", text)
+    assert "1800000000" not in text
+    assert "1.8e+09" not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (65, "1:05"), (3600, "1:00:00"), (86400 * 3 + 3605, "3d 1:00:05")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.fixture
+def two_jobs(vf_home: Path, tmp_path: Path) -> Path:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    for job_id, name in (("1117-aaaa", "first"), ("1117-bbbb", "second")):
+        folder = JobFolder(vf_home / "jobs" / job_id)
+        folder.create(JobSpec.of(job_id, str(script), (), ("0",), name=name))
+        folder.write_state({"state": "DONE", "workers": [], "generation": 0})
+    return vf_home
+
+
+@pytest.mark.usefixtures("two_jobs")
+def test_verbs_take_names_and_beginnings_of_ids() -> None:
+    for text in ("second", "1117-b", "1117-bbbb"):
+        code, words = said("status", text)
+        assert (code, "1117-bbbb" in words, "1117-aaaa" in words) == (0, True, False), words
+    assert said("logs", "first") == (0, "")
+    code, words = said("status", "1117")
+    assert (code, "may be any of 2 jobs: 1117-aaaa, 1117-bbbb" in words) == (2, True)
+
+
+def test_clean_asks_and_keeps_what_is_newer_than_a_week(two_jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def jobs() -> list[str]:
+        return sorted(path.name for path in (two_jobs / "jobs").iterdir())
+
+    assert "nothing to remove" in said("clean")[1]
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    code, words = said("clean", "--older-than", "0")
+    assert (code, "Remove these 2 job(s)" in words, jobs()) == (0, True, ["1117-aaaa", "1117-bbbb"]), words
+    week_ago = time.time() - 8 * 86400
+    os.utime(two_jobs / "jobs" / "1117-aaaa" / "state.json", (week_ago, week_ago))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert said("clean")[0] == 0
+    assert jobs() == ["1117-bbbb"]
