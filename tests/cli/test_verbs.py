@@ -115,7 +115,7 @@ def test_verify_names_the_first_step_and_the_first_thing_that_differs(run: Any) 
 
 def test_verify_explains_what_it_can_not_read(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("what\n{}\n")
-    for name, message in (("nowhere", "there is no run 'nowhere'"), (str(tmp_path), "line 1, is not an event")):
+    for name, message in (("nowhere", "there is no run 'nowhere'"), (str(tmp_path), "none of its lines is an event")):
         with pytest.raises(VirtualFlowError, match=message):
             runner.invoke(app, ["verify", name, name], catch_exceptions=False)
 

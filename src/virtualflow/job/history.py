@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from virtualflow.events import EpochStarted, Evaluated, Event, Loaded, Regrouped, RunStarted, Saved, StepDone, Tail
+from virtualflow.events import (
+    EpochStarted,
+    Evaluated,
+    Event,
+    EventReader,
+    Loaded,
+    Regrouped,
+    RunStarted,
+    Saved,
+    StepDone,
+)
 
 MOST_SAMPLES = 600  # beyond twice that, every other one is dropped
 PACE_STEPS = 20  # over which the present speed is taken
@@ -27,7 +37,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Watch:
-    """What the stream at *path* has told so far. ``read`` costs only what is new."""
+    """What the stream at *path* has recorded so far. ``read`` costs only what is new."""
 
     path: Path
     step: int = 0  # committed steps
@@ -45,14 +55,14 @@ class Watch:
     last_time: float | None = None  # of the newest event
     _every: int = 1  # one of so many steps is a sample
     _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
-    _tail: Tail = field(init=False)
+    _reader: EventReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tail = Tail(self.path)
+        self._reader = EventReader(self.path)
 
     def read(self) -> None:
         """Take in what was written since the last time."""
-        for time, event in self._tail.read():
+        for time, event in self._reader.read():
             self._note(time, event)
             self.last_time = time
 
@@ -104,6 +114,11 @@ class Watch:
         total = round(sum(pause_ms.values()), 1) if pause_ms is not None else None
         told = {"time": time, "step": step, "text": text, "pause_ms": pause_ms, "total_pause_ms": total}
         self.notable.append(told)
+
+    @property
+    def damaged_lines(self) -> int:
+        """How many lines of the stream were skipped."""
+        return self._reader.damaged
 
     @property
     def seconds_left(self) -> float | None:

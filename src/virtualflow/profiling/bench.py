@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from virtualflow.core.devices import type_of
 from virtualflow.core.emulation import Devices
 from virtualflow.core.profile import Point
 from virtualflow.errors import LaunchError
+from virtualflow.events.lines import newest_first
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.output import LeadOutput
 from virtualflow.job.serve import run_job
@@ -186,9 +187,9 @@ def _costs(step_seconds: dict[str, float]) -> Costs:
 
 def _last_line(folder: JobFolder) -> dict[str, Any] | None:
     path = folder.path / "profile.jsonl"
-    lines: Sequence[str] = path.read_text().splitlines() if path.exists() else []
-    found: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
-    return found
+    newest = next(newest_first(path), None) if path.exists() else None
+    line: dict[str, Any] | None = json.loads(newest) if newest is not None else None
+    return line
 
 
 def _measured(folder: JobFolder, what: str) -> str | None:

@@ -29,9 +29,9 @@ from virtualflow.events import (
     EventLog,
     Loaded,
     Regrouped,
+    ReplicasAligned,
     RunStarted,
     Saved,
-    SetRight,
     StepDone,
     stream_of,
 )
@@ -622,13 +622,13 @@ class Trainer:
     def _check_replicas(self, call: str, when: str) -> str:
         if odd := self._replicas.odd(call, self.global_step):
             if self._membership.job.mixed:  # their kernels round differently
-                self._set_right(call, odd)
+                self._align_replicas(call, odd)
             else:
                 raise self._replicas.refuse(call, self.global_step, when, odd)
         return self.digest()
 
-    def _set_right(self, call: str, odd: list[int]) -> None:
+    def _align_replicas(self, call: str, odd: list[int]) -> None:
         """Give every worker the lead's model and optimizer."""
         tensors = [value for _, value in contents(self._live.parts, self._live.optimizer) if isinstance(value, Tensor)]
         self._peers.share(call, tensors)
-        self._events.write(SetRight(self.global_step, [str(rank) for rank in odd]))
+        self._events.write(ReplicasAligned(self.global_step, [str(rank) for rank in odd]))
