@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -27,12 +27,11 @@ class WorkerSpec:
     checkpoint_every: int = 0
     resume_from: str | None = None
     joins: bool = False  # a job that is under way
-    emulated: dict[str, Any] | None = None  # as another device than this one
     node_sizes: tuple[int, ...] | None = None  # a plan's
     balances: bool = False  # the coordinator says who runs what before the first step
     reports_pace: bool = False
     mixed: bool = False
-    profiling: dict[str, Any] | None = None
+    instruments: dict[str, Any] = field(default_factory=dict)  # around its engine: see train.instruments
     is_elsewhere: bool = False  # not on the coordinator's machine, so that its line may break while the job goes on
     sees_one: bool = False  # accelerator: the launcher hides the others, and knows which one it is
     hash_seed: str = "0"  # PYTHONHASHSEED

@@ -17,7 +17,7 @@ from virtualflow.train.state import tensors_in
 
 def planned_sizes(job: JobContext, batch_size: int) -> tuple[int, ...] | None:
     """The node sizes of the job's plan, if it has one. Raises ConfigError if they are for another batch."""
-    if job.node_sizes is not None and sum(job.node_sizes) != batch_size and job.profiling is None:
+    if job.node_sizes is not None and sum(job.node_sizes) != batch_size and not job.any_batch:
         raise ConfigError(
             f"the plan is for a batch of {sum(job.node_sizes)}, but the script has batch_size={batch_size}. Make the "
             f"plan again: vf solve --batch-size {batch_size} ..."

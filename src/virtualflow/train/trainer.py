@@ -27,7 +27,6 @@ from virtualflow.train import (
     inference,
     other_optimizers,
     preparation,
-    profiler,
     run_facts,
     solo,
 )
@@ -38,9 +37,9 @@ from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.committed import Live
 from virtualflow.train.data import Collate, Dataset, Feed, length_of
 from virtualflow.train.early_results import Recorded
+from virtualflow.train.instruments import Engine, Instruments
 from virtualflow.train.journal import Journal
 from virtualflow.train.loading import Loading, requests
-from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.position import Loop, Position
 from virtualflow.train.reduction import ExactReduction, FastReduction
@@ -111,7 +110,8 @@ class Trainer:
         self._seed = self._agreed_seed(seed, derive(0, reduction, on_nan, repr(self._sizes), repr(seed)))
         preparation.share_initial_model(self._peers, model)
         self._loading = Loading(self._sizes, self._seed, self._device, collate_fn, sampler, drop_last, loader_workers)
-        self._pace = Pace(self._membership.job.emulated)
+        self._instruments: Instruments = self._membership.job.instruments or Instruments()
+        self._pace = self._instruments.pace()
         parts = Parts(model, state)
         buffers = Buffers(parts)
         kind = ExactReduction if reduction == "exact" else FastReduction
@@ -222,13 +222,10 @@ class Trainer:
         self._loop.begin_pass()
         epoch = self._loading.epoch(dataset, self._loop.position.epoch)
         self._feed = feed = self._loading.kept_feed(dataset)
-        self._live.samples.begin(feed, epoch.number, length_of(dataset, "batches"))
+        length = length_of(dataset, "batches")
+        self._live.samples.begin(feed, epoch.number, length)
         self._enter_pass()
-        if self._membership.job.profiling is not None:
-            length = length_of(dataset, "batches")
-            profiler.measure(
-                self._peers, self._runner, self._pace, feed, length, len(self._sizes), self._live, self._boundary.settle
-            )
+        self._instruments.begin_pass(self._engine(feed, length))
         first = self._loop.position.step
         self._announced_generation = -1
         self._journal.epoch_started(epoch, self._loop.epochs, first)
@@ -394,6 +391,10 @@ class Trainer:
     def _agreed_seed(self, seed: int | None, arguments: int) -> int:
         chosen = preparation.proposed_seed(self._membership.job, seed)
         return int(self._recorded(lambda: self._peers.from_lead("Trainer", 0, lambda: chosen, arguments)))
+
+    def _engine(self, feed: Feed, examples: int) -> Engine:
+        nodes, settle = len(self._sizes), self._boundary.settle
+        return Engine(self._peers, self._runner, self._pace, feed, examples, nodes, self._live, settle)
 
     def _run_facts(self, reduction: str) -> dict[str, Any]:
         return {
