@@ -401,6 +401,7 @@ class Trainer:
             **run_facts.environment(self._device),
             "reduction": reduction,
             **self._job_facts(),
+            "optimizer": run_facts.optimizer_settings(self._live.optimizer),
             "seeded": seeded() is not None,
             "initial_digest": self.digest(),
         }
