@@ -18,7 +18,7 @@ from tests.cli.test_run import descendants
 from tests.conftest import Finished, Printed
 from virtualflow.backends.local import LocalBackend
 from virtualflow.core.certificate import compare
-from virtualflow.events import STREAM, StepDone, parse
+from virtualflow.events import STREAM, EventReader, StepDone
 from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder, JobSpec
 
@@ -67,7 +67,7 @@ class Chaos:
         self._rebalance = rebalance
         self._hold = folder / "hold"  # while it is there, a job that was told of it is slow
         self.done: Counter[str] = Counter()
-        self._position = 0
+        self._reader = EventReader(self.folder.path / STREAM)
         self._step = 0
         self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._ticks_without = 0
@@ -112,14 +112,9 @@ class Chaos:
             if self._ticks_without:
                 return
             self._give_descriptors_back()
-        stream = self.folder.path / STREAM
-        if self._left and stream.exists():
-            with stream.open() as file:
-                file.seek(self._position)
-                *lines, _ = file.read().split("\n")
-                self._position += sum(len(line) + 1 for line in lines)
-            for line in lines:
-                if isinstance(event := parse(line), StepDone):
+        if self._left:
+            for _, event in self._reader.read():
+                if isinstance(event, StepDone):
                     self._step = event.step
         while self._left and self._step >= self._left[0].step:
             self._strike(self._left.pop(0))

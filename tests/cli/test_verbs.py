@@ -105,6 +105,8 @@ def test_verify_names_the_first_step_and_the_first_thing_that_differs(run: Any) 
         verdict = compare(one, Certificate(one.facts, steps, one.digests))
         assert (verdict.equal, verdict.step) == (False, 4)
         assert what in (verdict.what or "")
+        if field == "loss_bits":
+            assert verdict.what == f"the loss ({one.steps[4].loss!r} and 0.0)"
     verdict = compare(one, Certificate(one.facts, one.steps, {4: "0" * 64}))
     assert verdict.step == 4
     assert "digest" in (verdict.what or "")
@@ -115,7 +117,7 @@ def test_verify_names_the_first_step_and_the_first_thing_that_differs(run: Any) 
 
 def test_verify_explains_what_it_can_not_read(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("what\n{}\n")
-    for name, message in (("nowhere", "there is no run 'nowhere'"), (str(tmp_path), "line 1, is not an event")):
+    for name, message in (("nowhere", "there is no run 'nowhere'"), (str(tmp_path), "none of its lines is an event")):
         with pytest.raises(VirtualFlowError, match=message):
             runner.invoke(app, ["verify", name, name], catch_exceptions=False)
 
@@ -124,3 +126,11 @@ def test_a_stream_cut_off_by_a_kill_can_be_read(run: Any) -> None:
     path = run()
     path.write_text(path.read_text()[:-20])
     assert len(Certificate.of(read_events(path), "cut").steps) == 10
+
+
+def test_verify_names_the_settings_of_the_optimizer_that_differ(run: Any) -> None:
+    one = Certificate.of(read_events(run()), "one")
+    assert (one.facts["optimizer"]["type"], one.facts["optimizer"]["lr"]) == ("SGD", "0.1")
+    other = replace(one, facts=one.facts | {"optimizer": one.facts["optimizer"] | {"lr": "0.2"}})
+    assert compare(one, other).facts == ("the optimizer's lr: 0.1 and 0.2",)
+    assert compare(one, replace(one, facts={**one.facts, "optimizer": None})).facts == ()

@@ -26,7 +26,7 @@ from pathlib import Path
 from virtualflow.backends.local import LocalBackend
 from virtualflow.core.certificate import Certificate, compare
 from virtualflow.errors import MappingError
-from virtualflow.events import StepDone, Tail, read_events, read_timed_events
+from virtualflow.events import EventReader, StepDone, read_events, read_timed_events
 from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder, JobSpec
 
@@ -181,7 +181,7 @@ class Held:
             self.folder.create(spec)
         else:
             self.folder.change(spec)
-        self._tail = Tail(self.folder.path / "events.jsonl")
+        self._reader = EventReader(self.folder.path / "events.jsonl")
         self._plan = plan(self) if plan is not None else iter(())
         self._deadline = time.monotonic() + LONGEST_SECONDS
         if plan is not None:
@@ -215,7 +215,7 @@ class Held:
     def _tick(self) -> None:
         if time.monotonic() > self._deadline:
             raise BrokenPromiseError(f"{self.script.name} hangs after step {self.step}")
-        self.step = max([self.step, *(event.step for _, event in self._tail.read() if isinstance(event, StepDone))])
+        self.step = max([self.step, *(event.step for _, event in self._reader.read() if isinstance(event, StepDone))])
         next(self._plan, None)
 
     def shut(self, *names: str) -> None:

@@ -15,7 +15,7 @@ from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
-from virtualflow.train.pace import Pace
+from virtualflow.train.pace import EmulatedPace
 
 CLUSTERS = Emulated(points=((8, 0.1),))
 OWN = Emulated(points=((8, 0.4),), update_seconds=0.01, communication=((2, 0.02), (4, 0.04)))
@@ -55,7 +55,7 @@ def test_communication_is_waited_for_by_the_number_of_devices(monkeypatch: pytes
     assert OWN.step_seconds(3) == pytest.approx(0.04)
     slept: list[float] = []
     monkeypatch.setattr("virtualflow.train.pace.time.sleep", slept.append)
-    pace = Pace(OWN)
+    pace = EmulatedPace(OWN)
     pace.begin()
     pace.end_update(4)
     assert slept == [pytest.approx(0.05, abs=0.005)]

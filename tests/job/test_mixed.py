@@ -12,7 +12,7 @@ from virtualflow.backends.local import LocalBackend
 from virtualflow.core import profile
 from virtualflow.core.emulation import Emulated
 from virtualflow.core.profile import Communication, Point, Profile, Workload
-from virtualflow.events import RunStarted, SetRight
+from virtualflow.events import ReplicasAligned, RunStarted
 from virtualflow.job.balancing import Balancing
 from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder, JobSpec
@@ -160,7 +160,7 @@ vf.seed(0)
     )
     monkeypatch.setitem(globals(), "TRAIN", script)
     finished = run(backend, tmp_path, {"0": None, "1": None}, given=spoil)
-    (told,) = [event for event in finished.events if isinstance(event, SetRight)]
+    (told,) = [event for event in finished.events if isinstance(event, ReplicasAligned)]
     assert (told.step, told.ranks) == (8, ["1"])
 
 

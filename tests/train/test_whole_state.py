@@ -37,7 +37,7 @@ def resumed_equals_whole(tmp_path: Path, build: Callable[[], tuple[vf.Trainer, A
                     break
             if trainer.global_step == stop:
                 break
-        ends.append((trainer.digest(), trainer._position.chain))
+        ends.append((trainer.digest(), trainer._loop.position.chain))
     assert ends[0] == ends[2]
     assert ends[0] != ends[1]
 

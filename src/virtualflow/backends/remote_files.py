@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from virtualflow.events import StepDone, parse, read_events
+from virtualflow.events import StepDone, decode, last_step
+from virtualflow.events.lines import LineReader, LineWriter
 
 KEPT_CHECKPOINTS = 2
 PIECE = 16 * 2**20
@@ -18,13 +19,15 @@ class Outbox:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._sent: dict[Path, int] = {}
+        self._streams: dict[Path, LineReader] = {}
+        self._sent: set[Path] = set()  # checkpoints
         self._under_way: BinaryIO | None = None
 
     def news(self) -> list[tuple[str, bytes]]:
         found = []
         for stream in sorted(self._folder.glob("events*.jsonl")):
-            if data := self._lines(stream):
+            reader = self._streams.setdefault(stream, LineReader(stream))
+            if data := b"".join(line + b"\n" for line in reader.read()):
                 found.append((stream.name, data))
         return found + self._piece()
 
@@ -34,7 +37,7 @@ class Outbox:
             unsent = [file for file in sorted(self._folder.glob("checkpoints/step-*.pt")) if file not in self._sent]
             if not unsent:
                 return []
-            self._sent[unsent[0]] = 1
+            self._sent.add(unsent[0])
             self._under_way = unsent[0].open("rb")  # held open: its owner may drop it for a newer one
         name, data = Path(self._under_way.name).name, self._under_way.read(PIECE)
         if self._under_way.tell() < os.fstat(self._under_way.fileno()).st_size:
@@ -43,40 +46,33 @@ class Outbox:
         self._under_way = None
         return [(name, data)]
 
-    def _lines(self, stream: Path) -> bytes:
-        begin = self._sent.get(stream, 0)
-        if stream.stat().st_size == begin:
-            return b""
-        with stream.open("rb") as file:
-            file.seek(begin)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._sent[stream] = begin + len(whole)
-        return whole
-
 
 class Inbox:
     """Puts into the job's *folder* what one worker's outbox sends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, int] = {}  # by stream: the last step that the workers before this one have told of
+        self._streams: dict[str, LineWriter] = {}
+        self._known: dict[str, int] = {}  # by stream: the last step that workers before this one have recorded
 
     def put(self, name: str, data: bytes) -> None:
         if name.removesuffix(MORE).endswith(".pt"):
             path = self._folder / "checkpoints" / Path(name).name.removesuffix(MORE)
             self._keep(path, data, whole=not name.endswith(MORE))
             return
-        stream = self._folder / Path(name).name
-        if name not in self._known:
-            self._known[name] = _last_step(stream) if isinstance(_first(data), StepDone) else -1
-        with stream.open("ab") as file:
-            file.write(b"".join(line for line in data.splitlines(keepends=True) if self._is_new(name, line)))
+        if name not in self._streams:
+            stream = self._folder / Path(name).name
+            self._streams[name] = LineWriter(stream)
+            self._known[name] = last_step(stream)
+        lines = data.rstrip(b"\n").split(b"\n")
+        self._streams[name].append(b"".join(line + b"\n" for line in lines if self._is_new(name, line)))
 
     def _is_new(self, name: str, line: bytes) -> bool:
-        """One that becomes the lead tells of all its last steps: it can't know which of them were told already."""
-        event = parse(line.decode())
-        if isinstance(event, StepDone) and event.step <= self._known[name]:
+        """A new lead sends all its last steps: it can't know which of them were recorded already."""
+        timed = decode(line)
+        if timed is None:
+            return True  # damaged: whoever reads the stream skips it, and counts it
+        if isinstance(timed[1], StepDone) and timed[1].step <= self._known[name]:
             return False
         self._known[name] = -1
         return True
@@ -94,13 +90,3 @@ class Inbox:
         os.replace(partial, path)
         for old in sorted(path.parent.glob("step-*.pt"))[:-KEPT_CHECKPOINTS]:
             old.unlink(missing_ok=True)
-
-
-def _first(data: bytes) -> object:
-    return parse(data.split(b"\n", 1)[0].decode())
-
-
-def _last_step(stream: Path) -> int:
-    if not stream.exists():
-        return -1
-    return max((event.step for event in read_events(stream) if isinstance(event, StepDone)), default=-1)

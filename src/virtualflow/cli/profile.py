@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from virtualflow.backends.local import LocalBackend
@@ -27,8 +31,9 @@ from virtualflow.cli.screen import screen
 from virtualflow.core import profile as profiles
 from virtualflow.core.profile import BEYOND, Communication, Point, Profile, Workload
 from virtualflow.errors import ConfigError, LaunchError
-from virtualflow.profiling.bench import Bench, Costs, Door
+from virtualflow.profiling.bench import Bench, Costs, Door, InterruptedMeasurement, Show
 from virtualflow.solver import profile_files
+from virtualflow.system.text import visible
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -95,12 +100,16 @@ def profile(
     by_devices: Costs = ()
     by_machines: Costs = ()
     with LocalBackend() as backend:
-        bench = Bench(script, tuple(arguments or ()), known, backend, console, 60 * minutes)
-        if door is not None:  # first, while whoever starts the others is there
-            by_machines = bench.between_machines(machines, door)
-        if communication and len(known.names) > 1:
-            by_devices = bench.between_devices()
-        results = {pool.device_type: bench.node_sizes(pool.device_type, want) for pool in known.pools}
+        bench = Bench(script, tuple(arguments or ()), known, backend, partial(_line, console), 60 * minutes)
+        try:
+            if door is not None:  # first, while whoever starts the others is there
+                by_machines = bench.between_machines(machines, door)
+            if communication and len(known.names) > 1:
+                by_devices = bench.between_devices()
+            results = {pool.device_type: bench.node_sizes(pool.device_type, want) for pool in known.pools}
+        except InterruptedMeasurement as interrupted:
+            console.print("interrupted: all workers have ended")
+            raise typer.Exit(interrupted.code) from None
     costs = Communication(by_devices, by_machines)
     written = []
     for name, result in results.items():
@@ -116,6 +125,26 @@ def profile(
     for path, made in written:
         _show(console, made)
         console.print(f"  written to {path}", soft_wrap=True)
+
+
+@contextmanager
+def _line(console: Console, title: str) -> Iterator[Show]:
+    """One line with the progress; where that can't be drawn over, a line for each new text."""
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(visible(title))
+        shown = title
+
+        def show(text: str | None) -> None:
+            nonlocal shown
+            if text is None or text == shown:
+                return
+            shown = text
+            progress.update(task, description=visible(text))
+            if not console.is_terminal:
+                console.print(text, soft_wrap=True)
+
+        yield show
 
 
 def _show(console: Console, made: Profile) -> None:

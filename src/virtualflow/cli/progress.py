@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from virtualflow.cli.screen import screen
-from virtualflow.events import EpochStarted, Event, RunStarted, StepDone, parse
+from virtualflow.events import EpochStarted, Event, EventReader, RunStarted, StepDone
 from virtualflow.job.output import Lines
 
 
@@ -22,9 +22,7 @@ class Progress(Lines):
 
     def __init__(self, stream: Path) -> None:
         super().__init__()
-        self._stream = stream
-        self._position = 0
-        self._rest = ""
+        self._reader = EventReader(stream)
         self._next_look = 0.0
         self._task: TaskID | None = None
         self._waves = self._devices = 0
@@ -57,18 +55,13 @@ class Progress(Lines):
             self._bar.console.print(Text(text.decode(errors="replace")))
 
     def refresh(self) -> None:
-        """Read what the stream has got since the last look, a few times a second."""
+        """Show what was written since the last look, a few times a second."""
         now = time.monotonic()
-        if now < self._next_look or not self._stream.exists():
+        if now < self._next_look:
             return
         self._next_look = now + 0.1
-        with self._stream.open() as file:
-            file.seek(self._position)
-            text = self._rest + file.read()
-            self._position = file.tell()
-        *lines, self._rest = text.split("\n")
-        for line in lines:
-            self._show(parse(line))
+        for _, event in self._reader.read():
+            self._show(event)
 
     def _show(self, event: Event) -> None:
         if isinstance(event, RunStarted):

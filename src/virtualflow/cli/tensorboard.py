@@ -10,7 +10,7 @@ import typer
 
 from virtualflow.cli.files import check_folder
 from virtualflow.errors import LaunchError
-from virtualflow.events import STREAM, Evaluated, Event, Regrouped, StepDone, Tail
+from virtualflow.events import STREAM, Evaluated, Event, EventReader, Regrouped, StepDone
 from virtualflow.job.folder import JobFolder
 
 LOOK_SECONDS = 0.5
@@ -28,12 +28,12 @@ def tensorboard(
         raise LaunchError("this needs tensorboardX: pip install 'virtualflow[tensorboard]'") from error
     folder = JobFolder.of(job)
     check_folder(output)
-    tail = Tail(folder.path / STREAM)
+    reader = EventReader(folder.path / STREAM)
     with SummaryWriter(str(output / job)) as writer:
         try:
             while True:
                 ended = not folder.is_locked()
-                for at, event in tail.read():
+                for at, event in reader.read():
                     for name, step, value in _scalars(event):
                         writer.add_scalar(name, value, step, walltime=at)
                 if ended or not follow:

@@ -13,7 +13,7 @@ from virtualflow.cli.screen import screen
 from virtualflow.core.certificate import Certificate, Verdict, compare_all
 from virtualflow.core.job_names import job_called
 from virtualflow.errors import EventStreamError
-from virtualflow.events import STREAM, read_events, streams_in
+from virtualflow.events import STREAM, EventReader, streams_in
 from virtualflow.job.folder import all_jobs
 from virtualflow.system.home import home
 
@@ -36,7 +36,15 @@ def verify(
 
 
 def _certificates(run: str) -> list[Certificate]:
-    return [Certificate.of(read_events(path), str(path)) for path in _streams(run)]
+    return [_certificate(path) for path in _streams(run)]
+
+
+def _certificate(path: Path) -> Certificate:
+    reader = EventReader(path)
+    events = [event for _, event in reader.read()]
+    if not events and reader.damaged:
+        raise EventStreamError(f"{path} is no event stream of this version: none of its lines is an event")
+    return Certificate.of(events, str(path))
 
 
 def _streams(run: str) -> list[Path]:

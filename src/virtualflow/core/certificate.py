@@ -83,6 +83,7 @@ def _compare(one: Certificate, other: Certificate) -> Verdict:
         for key in (*ENVIRONMENT, *JOB)
         if one.facts.get(key) != other.facts.get(key)
     )
+    differing += tuple(_differing_settings(one.facts, other.facts))
     differing += (*_differing_code(one.facts, other.facts), *_differing_files(one.facts, other.facts))
     if "fast" in (one.facts.get("reduction"), other.facts.get("reduction")):
         summary = "not comparable: a run with reduction='fast' is equal up to rounding only"
@@ -111,6 +112,14 @@ def compare_all(one: Sequence[Certificate], other: Sequence[Certificate]) -> Ver
     facts = tuple(dict.fromkeys(fact for verdict in verdicts for fact in verdict.facts))
     told = f"equal: {len(one)} Trainers, {steps} steps, bit by bit"
     return Verdict(True, f"{told}, although their facts differ" if facts else told, steps, facts=facts)
+
+
+def _differing_settings(one: dict[str, Any], other: dict[str, Any]) -> Iterator[str]:
+    mine, theirs = one.get("optimizer"), other.get("optimizer")
+    if mine is None or theirs is None:  # a run that is older than this fact
+        return
+    for name in _differing_names(mine, theirs):
+        yield f"the optimizer's {name}: {mine.get(name)} and {theirs.get(name)}"
 
 
 def _differing_code(one: dict[str, Any], other: dict[str, Any]) -> Iterator[str]:
@@ -168,8 +177,14 @@ def _difference(one: Certificate, other: Certificate, step: int) -> str | None:
     ):
         values = getattr(mine, field), getattr(theirs, field)
         if values[0] != values[1] and not (field == "accumulator" and None in values):
-            return f"{meaning} ({values[0]} and {values[1]})"
+            shown = map(_decimal, values) if field.endswith("_bits") else values
+            return f"{meaning} ({' and '.join(map(str, shown))})"
     digests = one.digests.get(step), other.digests.get(step)
     if None not in digests and digests[0] != digests[1]:
         return f"the digest of the model ({str(digests[0])[:16]} and {str(digests[1])[:16]})"
     return None
+
+
+def _decimal(bits: str | None) -> str:
+    """A number as people read it, with as many digits as tell it from its neighbours."""
+    return repr(float.fromhex(bits)) if bits is not None else "none"

@@ -7,12 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from virtualflow.core.emulation import Emulated
 from virtualflow.core.mapping import DeviceId, Mapping
 
 
@@ -46,10 +44,10 @@ class JobContext:
     device_type: str = "cpu"
     checkpoint_every: int = 0  # steps; 0 for never
     resume_from: Path | None = None
-    emulated: Emulated | None = None  # as another device than this one
     node_sizes: tuple[int, ...] | None = None  # a plan's, instead of the script's
     mixed: bool = False  # of really different device types, whose kernels round differently
-    profiling: MappingType[str, Any] | None = None  # what to measure: the script is not trained
+    any_batch: bool = False  # node_sizes count, whatever batch size the script has
+    instruments: Any = None  # around the engine of every Trainer, as train.instruments has them; None for none
     program_facts: Callable[[], dict[str, Any]] | None = None  # of the code that it runs, for the certificate
 
 

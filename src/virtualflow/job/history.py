@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from virtualflow.core.job_view import Progress
-from virtualflow.events import EpochStarted, Evaluated, Event, Loaded, Regrouped, RunStarted, Saved, StepDone, Tail
+from virtualflow.events import (
+    EpochStarted,
+    Evaluated,
+    Event,
+    EventReader,
+    Loaded,
+    Regrouped,
+    RunStarted,
+    Saved,
+    StepDone,
+)
 
 MAX_SAMPLES = 600  # beyond twice that, every other one is dropped
 EVALUATED = "evaluated"  # the metric of what `evaluate` returns
@@ -30,7 +40,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Watch:
-    """What the stream at *path* holds so far. ``read`` costs only what is new."""
+    """What the stream at *path* has recorded so far. ``read`` costs only what is new."""
 
     path: Path
     step: int = 0  # committed steps
@@ -50,14 +60,14 @@ class Watch:
     last_time: float | None = None  # of the newest event
     _every: int = 1  # one of so many steps is a sample
     _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
-    _tail: Tail = field(init=False)
+    _reader: EventReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tail = Tail(self.path)
+        self._reader = EventReader(self.path)
 
     def read(self) -> None:
         """Take in what was written since the last time."""
-        for time, event in self._tail.read():
+        for time, event in self._reader.read():
             self._note(time, event)
             self.last_time = time
 
@@ -121,6 +131,11 @@ class Watch:
             examples_per_second=self.examples_per_second if running else None,
             eta_seconds=self.seconds_left if running else None,
         )
+
+    @property
+    def damaged_lines(self) -> int:
+        """How many lines of the stream were skipped."""
+        return self._reader.damaged
 
     @property
     def seconds_left(self) -> float | None:

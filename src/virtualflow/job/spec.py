@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -25,12 +25,11 @@ class WorkerSpec:
     checkpoint_every: int = 0
     resume_from: str | None = None
     joins: bool = False  # a job that is under way
-    emulated: dict[str, Any] | None = None  # as another device than this one
     node_sizes: tuple[int, ...] | None = None  # a plan's
     balances: bool = False  # the coordinator publishes a mapping by speed before the first step
     reports_pace: bool = False
     mixed: bool = False
-    profiling: dict[str, Any] | None = None
+    instruments: dict[str, Any] = field(default_factory=dict)  # around its engine: see train.instruments
     is_elsewhere: bool = False  # not on the coordinator's machine, so that its line may break while the job goes on
     sees_one: bool = False  # accelerator: the launcher hides the others, and knows which one it is
     hash_seed: str = "0"  # PYTHONHASHSEED

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -18,7 +18,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from virtualflow.core.devices import CPU, type_of
-from virtualflow.core.emulation import Emulated
 from virtualflow.core.membership import JobContext
 from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError, CoordinatorLostError, LaunchError, PeerLostError, VirtualFlowError
@@ -41,11 +40,12 @@ from virtualflow.program.manifest import Program
 from virtualflow.program.overlay import Overlay
 from virtualflow.program.runner import run_script
 from virtualflow.system.hash_seed import hash_seed_here
-from virtualflow.train import solo
+from virtualflow.train import instruments, solo
 from virtualflow.train import trainer as _preloaded  # noqa: F401  (before the fork, so that a worker starts at once)
 from virtualflow.train.seeding import pin_threads, reseed
 from virtualflow.train.step import is_out_of_memory
 
+_log = logging.getLogger("virtualflow")
 WITHOUT_TRAINER = (
     "every device trains a copy of its own, of which all but one are lost, because nothing joins them. Let a "
     "vf.Trainer make the steps, as in `trainer = vf.Trainer(...)`, `trainer.step(batch)`; or use one device."
@@ -66,7 +66,10 @@ def run(spec: WorkerSpec, control: int) -> int:
         signal.signal(signal.SIGTERM, lambda *_: member.leave_when_possible())
         _await_first_step(spec, member, reading)
         reading.start()
-        code = run_script(overlay, spec.script, spec.arguments)
+        try:
+            code = run_script(overlay, spec.script, spec.arguments)
+        except instruments.MeasurementDone:
+            code = 0
         if os.getpid() != process:
             return code  # a process that the script has forked, and that has come to the script's end
         if code == 0:
@@ -137,10 +140,10 @@ def _enter(spec: WorkerSpec, wire: Wire[ToWorker], facts: Callable[[], dict[str,
         device_type,
         spec.checkpoint_every,
         Path(spec.resume_from) if spec.resume_from else None,
-        Emulated.from_json(spec.emulated) if spec.emulated else None,
         spec.node_sizes,
         spec.mixed,
-        spec.profiling,
+        bool(spec.instruments.get("measurement")),
+        instruments.chosen(spec.instruments),
         facts,
     )
     return Member(spec, job, wire)
@@ -148,7 +151,7 @@ def _enter(spec: WorkerSpec, wire: Wire[ToWorker], facts: Callable[[], dict[str,
 
 def _claim_device(spec: WorkerSpec) -> str:
     wanted = type_of(spec.device)
-    if spec.emulated is not None or spec.device_type == "cpu":
+    if spec.instruments.get("emulated") or spec.device_type == "cpu":
         return "cpu"
     if wanted == CPU and spec.device_type == "auto" and not torch.cuda.is_available():
         return "cpu"
@@ -179,7 +182,7 @@ def _await_first_step(spec: WorkerSpec, member: Member, reading: Reading) -> Non
             return
         reading.notes = False
         if not member.has_trainer and len(spec.devices) > 1 and spec.device == spec.devices[0]:
-            print(f"warning: {WITHOUT_TRAINER}", file=sys.stderr, flush=True)
+            _log.warning("warning: %s", WITHOUT_TRAINER)
 
     register_optimizer_step_pre_hook(stepped)
 
@@ -189,11 +192,9 @@ def _check_trainer(spec: WorkerSpec, member: Member) -> None:
         return
     if len(spec.devices) > 1 or spec.joins:
         raise LaunchError(f"the script has ended, and it has made no Trainer: {WITHOUT_TRAINER}")
-    print(
+    _log.warning(
         "warning: the script has ended, and it has made no Trainer: it ran as under plain python, and can be neither "
-        "resized nor resumed. Let a vf.Trainer make its steps.",
-        file=sys.stderr,
-        flush=True,
+        "resized nor resumed. Let a vf.Trainer make its steps."
     )
 
 

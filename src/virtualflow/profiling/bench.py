@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from virtualflow.backends.local import LocalBackend
 from virtualflow.core.devices import type_of
 from virtualflow.core.emulation import Devices
 from virtualflow.core.profile import Point
 from virtualflow.errors import LaunchError
+from virtualflow.events.lines import newest_first
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.output import LeadOutput
 from virtualflow.job.serve import run_job
 from virtualflow.job.tokens import parse_address
 from virtualflow.system.home import home, new_job_id
-from virtualflow.system.text import visible
 
 MOST_COUNTS = 4  # of devices, or of machines, at which communication is measured
 
 Costs = tuple[tuple[int, float], ...]  # by count, in seconds
 Describe = Callable[[JobFolder], str | None]
+Show = Callable[[str | None], None]  # how far a measurement is, in place of what was shown before; None: no news
+
+
+class InterruptedMeasurement(Exception):  # noqa: N818  (no error)
+    """Somebody has interrupted it; *code* is the exit code for that."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +55,13 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Measures *script* on *devices*, and shows how far it is on *console*."""
+    """Measures *script* on *devices*. ``progress(title)`` gives something to show how far a measurement is."""
 
     script: Path
     arguments: tuple[str, ...]
     devices: Devices
     backend: LocalBackend
-    console: Console
+    progress: Callable[[str], AbstractContextManager[Show]]
     seconds: float  # that a measurement may take, or wait for machines
 
     def node_sizes(self, device_type: str, want: dict[str, Any]) -> dict[str, Any]:
@@ -138,11 +144,10 @@ class Bench:
         folder = JobFolder(home() / "jobs" / job.job_id)
         folder.create(job)
         shown = LeadOutput() if sys.stdout.isatty() else None
-        with _Line(self.console, title) as line:
-            outcome = run_job(folder, shown, lambda: line.show(describe(folder)), backend=self.backend)
+        with self.progress(title) as show:
+            outcome = run_job(folder, shown, lambda: show(describe(folder)), backend=self.backend)
         if outcome.was_interrupted:
-            self.console.print("interrupted: all workers have ended")
-            raise typer.Exit(outcome.code)
+            raise InterruptedMeasurement(outcome.code)
         result = folder.path / "profile.json"
         if outcome.code or not result.exists():
             reason = outcome.failure.text.strip() if outcome.failure else f"it ended with exit code {outcome.code}"
@@ -152,24 +157,6 @@ class Bench:
             )
         contents: dict[str, Any] = json.loads(result.read_text())
         return contents
-
-
-class _Line(Progress):
-    """One line that says what goes on; where that can't be drawn over, a line for each thing said."""
-
-    def __init__(self, console: Console, title: str) -> None:
-        super().__init__(
-            SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console
-        )
-        self._task = self.add_task(visible(title))
-        self._said = title
-
-    def show(self, text: str | None) -> None:
-        if text is not None and text != self._said:
-            self._said = text
-            self.update(self._task, description=visible(text))
-            if not self.console.is_terminal:
-                self.console.print(text, soft_wrap=True)
 
 
 def _counts(most: int) -> list[int]:
@@ -186,9 +173,9 @@ def _costs(step_seconds: dict[str, float]) -> Costs:
 
 def _last_line(folder: JobFolder) -> dict[str, Any] | None:
     path = folder.path / "profile.jsonl"
-    lines: Sequence[str] = path.read_text().splitlines() if path.exists() else []
-    found: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
-    return found
+    newest = next(newest_first(path), None) if path.exists() else None
+    line: dict[str, Any] | None = json.loads(newest) if newest is not None else None
+    return line
 
 
 def _measured(folder: JobFolder, what: str) -> str | None:

@@ -16,6 +16,7 @@ from virtualflow.errors import CheckpointError
 from virtualflow.train import optimizer_state
 from virtualflow.train.accumulate import is_dense
 from virtualflow.train.buffers import Buffers, register
+from virtualflow.train.position import Position
 from virtualflow.train.reduction import Reduction
 from virtualflow.train.samples import Samples
 from virtualflow.train.settings import Settings
@@ -24,22 +25,6 @@ from virtualflow.train.variables import Variables
 
 SMALL_BYTES = 1 << 20  # tensors below this travel together
 _TENSOR = "a tensor of the state"
-
-
-@dataclass(slots=True)
-class Position:
-    """Where the job stands: *step* of *epoch* comes next, unless the epoch is finished."""
-
-    epoch: int = 0
-    step: int = 0
-    finished: bool = False
-    in_pass: bool = False  # inside the loop over the epoch's batches
-    global_step: int = 0
-    chain: str = ""
-
-    @property
-    def next_epoch(self) -> int:
-        return self.epoch + 1 if self.finished else self.epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +53,7 @@ def take(live: Live, position: Position) -> dict[str, Any]:
         "optimizer": live.optimizer.state_dict(),
         "settings": live.settings.take(),
         "grids": live.reduction.grids,
-        "samples": live.samples.take() if position.in_pass and not position.finished else {},
+        "samples": live.samples.take() if position.is_inside else {},
         "variables": live.variables.changed,
         "grad_scaler": live.grad_scaler.state_dict() if live.grad_scaler is not None else None,
     }

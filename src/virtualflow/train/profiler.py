@@ -11,10 +11,10 @@ import math
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,11 +24,9 @@ from virtualflow.core.profile import LARGEST, MEMORY, PACE, TIME, Point
 from virtualflow.core.sharding import GlobalBatch
 from virtualflow.errors import ConfigError, DeviceMemoryError
 from virtualflow.train import run_facts
-from virtualflow.train.committed import Live
 from virtualflow.train.data import Feed, Request, Shard
-from virtualflow.train.pace import Pace
-from virtualflow.train.peers import Peers
-from virtualflow.train.step import StepResult, StepRunner
+from virtualflow.train.instruments import Engine
+from virtualflow.train.step import StepResult
 
 RESULT, PROGRESS = "profile.json", "profile.jsonl"
 WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS = 2, 6, 40
@@ -41,34 +39,21 @@ TOO_SLOW = (
 PAUSE_SECONDS = 0.1  # between steps that only wait for others to join
 
 
-def measure(
-    peers: Peers,
-    runner: StepRunner,
-    pace: Pace,
-    feed: Feed,
-    examples: int,
-    virtual_nodes: int,
-    live: Live,
-    settle: Callable[[], None],
-) -> NoReturn:
-    """Measure what the job asks for, leave it in the job's folder, and end the script."""
-    job = peers.membership.job
-    assert job.profiling is not None
-    for group in live.optimizer.param_groups:
+def measure(engine: Engine, wanted: Mapping[str, Any]) -> None:
+    """Measure what *wanted* names, and leave the result in the job's folder."""
+    job, feed = engine.peers.membership.job, engine.feed
+    for group in engine.live.optimizer.param_groups:
         if "lr" in group:
             group["lr"] = 0 * group["lr"]  # so many steps, with batches of other sizes, must not end in NaN
-    scaled = live.grad_scaler is not None
-    if job.profiling["what"] == "node sizes":
+    if wanted["what"] == "node sizes":
         ready = _Ahead(feed) if feed.fetches_ahead else _Timed(feed)
-        result = _node_sizes(job, _Stopwatch(runner, pace, ready, examples, scaled=scaled), virtual_nodes)
+        result = _node_sizes(job, wanted, _Stopwatch(engine, ready), engine.virtual_nodes)
     else:
-        stopwatch = _Stopwatch(runner, pace, _Synthetic(feed), examples, scaled=scaled)
-        result = _communication(job, stopwatch, peers, virtual_nodes, settle)
-    parameters = list(live.parts.model.parameters())
+        result = _communication(job, wanted, _Stopwatch(engine, _Synthetic(feed)), engine)
+    parameters = list(engine.live.parts.model.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
     facts = run_facts.environment(device) | {"parameters": sum(parameter.numel() for parameter in parameters)}
     (job.folder / RESULT).write_text(json.dumps(result | {"facts": facts}))
-    raise SystemExit(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +69,13 @@ class _Lap:
 class _Stopwatch:
     """Makes steps on any slices of the data."""
 
-    def __init__(self, runner: StepRunner, pace: Pace, feed: _Ready, examples: int, *, scaled: bool) -> None:
-        self._runner = runner
-        self._pace = pace
+    def __init__(self, engine: Engine, feed: _Ready) -> None:
+        self._runner = engine.runner
+        self._pace = engine.pace
         self._feed = feed
-        self._examples = examples
-        self._scaled = scaled  # by a GradScaler, which copes with gradients that are not finite
+        self._examples = engine.examples
+        # A GradScaler copes with gradients that are not finite.
+        self._scaled = engine.live.grad_scaler is not None
 
     def step(self, sizes: tuple[int, ...], number: int) -> _Lap:
         """One step with virtual nodes of these sizes."""
@@ -114,7 +100,7 @@ class _Stopwatch:
 
 
 class _Ready(Feed):
-    """A feed for the stopwatch, which tells what loading takes."""
+    """A feed for the stopwatch, which times the loading."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -163,14 +149,15 @@ class _Synthetic(_Ready):
         return self._kept[request.virtual_node]
 
 
-def _node_sizes(job: JobContext, stopwatch: _Stopwatch, virtual_nodes: int) -> dict[str, Any]:
-    assert job.profiling is not None
+def _node_sizes(
+    job: JobContext, wanted: Mapping[str, Any], stopwatch: _Stopwatch, virtual_nodes: int
+) -> dict[str, Any]:
     points: list[Point] = []
     updates: list[float] = []
     out_of_memory, ended_by = None, LARGEST
-    deadline = time.monotonic() + job.profiling["seconds"]
-    with _limited(job.profiling.get("memory_limit")):
-        for size in ladder(job.profiling["largest"]):
+    deadline = time.monotonic() + wanted["seconds"]
+    with _limited(wanted.get("memory_limit")):
+        for size in ladder(wanted["largest"]):
             _reset_peak()
             try:
                 measured = _point(stopwatch, size, virtual_nodes)
@@ -183,8 +170,8 @@ def _node_sizes(job: JobContext, stopwatch: _Stopwatch, virtual_nodes: int) -> d
             point, update = measured
             points.append(point)
             updates.append(update)
-            _tell(job, asdict(point))
-            if size < job.profiling["largest"] and time.monotonic() + 4 * MOST_STEPS * point.seconds > deadline:
+            _report(job, asdict(point))
+            if size < wanted["largest"] and time.monotonic() + 4 * MOST_STEPS * point.seconds > deadline:
                 ended_by = TIME  # the next size would take too long
                 break
     if not points and out_of_memory is None:
@@ -223,24 +210,22 @@ def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point,
     return Point(size, statistics.median(waves), low, high, _peak_bytes(), loading), rest
 
 
-def _communication(
-    job: JobContext, stopwatch: _Stopwatch, peers: Peers, virtual_nodes: int, settle: Callable[[], None]
-) -> dict[str, Any]:
+def _communication(job: JobContext, wanted: Mapping[str, Any], stopwatch: _Stopwatch, engine: Engine) -> dict[str, Any]:
     """The step time at node size 1, on as many devices as are wanted and then on ever fewer, one at last.
 
     Every worker, from the start or from elsewhere, makes this same step again and again until it is let go.
     """
-    assert job.profiling is not None
+    peers, virtual_nodes = engine.peers, engine.virtual_nodes
     membership = peers.membership
 
     def step() -> _Lap:
-        settle()
+        engine.settle()
         mapping = membership.mapping(virtual_nodes)
         busy = {mapping.nodes_of(device)[0] for device in membership.devices}
         return stopwatch.step(tuple(int(node in busy) for node in range(virtual_nodes)), 0)
 
-    most, *fewer = job.profiling["counts"]
-    deadline = time.monotonic() + job.profiling["seconds"]
+    most, *fewer = wanted["counts"]
+    deadline = time.monotonic() + wanted["seconds"]
     while len(membership.devices) < most and not (peers.is_lead and time.monotonic() > deadline):
         step()
         time.sleep(PAUSE_SECONDS)
@@ -257,12 +242,12 @@ def _communication(
         if len(membership.devices) == count:  # fewer, if some were lost
             seconds[count] = statistics.median(times or [lap.step_seconds for lap in laps])
             if peers.is_lead:
-                _tell(job, {"devices": count, "step_seconds": seconds[count]})
+                _report(job, {"devices": count, "step_seconds": seconds[count]})
     return {"devices": devices, "step_seconds": seconds}
 
 
-def _tell(job: JobContext, line: dict[str, Any]) -> None:
-    """Of progress, to whoever waits for the result."""
+def _report(job: JobContext, line: dict[str, Any]) -> None:
+    """Show progress to whoever waits for the result."""
     with (job.folder / PROGRESS).open("a") as file:
         file.write(json.dumps(line) + "\n")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 
+from torch import Tensor
+
 from virtualflow.errors import ReplicaError
 from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.committed import Live
@@ -24,7 +26,17 @@ class Replicas:
         self._bystanders = bystanders
         self.equal_at = -1  # the last step after which they were compared
 
-    def odd(self, call: str, global_step: int) -> list[int]:
+    def check(self, call: str, global_step: int, when: str) -> list[int]:
+        """Raise ReplicaError if workers differ. On mixed device types they get the lead's model: returns which ones."""
+        odd = self._odd(call, global_step)
+        if odd and not self._peers.membership.job.mixed:
+            raise self._refusal(call, global_step, when, odd)
+        if odd:  # their kernels round differently
+            values = (value for _, value in contents(self._live.parts, self._live.optimizer))
+            self._peers.share(call, [value for value in values if isinstance(value, Tensor)])
+        return odd
+
+    def _odd(self, call: str, global_step: int) -> list[int]:
         """The ranks of those workers that hold something else than the lead."""
         everyone = self._peers.gathered(call, global_step, int(self._digest()[:15], 16))
         found = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
@@ -32,7 +44,7 @@ class Replicas:
             self.equal_at = global_step
         return found
 
-    def refuse(self, call: str, global_step: int, when: str, odd: list[int]) -> ReplicaError:
+    def _refusal(self, call: str, global_step: int, when: str, odd: list[int]) -> ReplicaError:
         """An error that says what differs, on whom, since when, and what usually causes that."""
         everyone = self._peers.exchanged(call, global_step, dict(self._described()))
         devices = self._peers.membership.devices

@@ -31,6 +31,19 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+def optimizer_settings(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """The optimizer's type, and what its groups are set to, by name."""
+    settings = {"type": type(optimizer).__name__}
+    for number, group in enumerate(optimizer.param_groups):
+        prefix = f"group {number}'s " if len(optimizer.param_groups) > 1 else ""
+        settings |= {
+            f"{prefix}{name}": str(value.tolist() if isinstance(value, torch.Tensor) else value)
+            for name, value in group.items()
+            if name != "params"
+        }
+    return settings
+
+
 def _program() -> dict[str, Any]:
     """Of the code that runs: as the launcher knows it, else as this process does."""
     launched = solo.installed()

@@ -13,9 +13,11 @@ from typing import Any
 from virtualflow.core.membership import JobContext
 from virtualflow.errors import CheckpointError
 from virtualflow.train import checkpoint, committed
-from virtualflow.train.committed import Live, Position
+from virtualflow.train.committed import Live
 from virtualflow.train.early_results import Recorded
 from virtualflow.train.peers import Peers
+from virtualflow.train.position import Loop, Position
+from virtualflow.train.state import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,35 +29,64 @@ class Mark:
     contents: dict[str, Any]
 
 
-class Keeper:
+class Checkpoints:
     """Checkpoints that the script asks for, and automatic ones, of which the last two are kept."""
 
-    def __init__(self, job: JobContext, facts: dict[str, Any], live: Live, peers: Peers, recorded: Recorded) -> None:
+    def __init__(
+        self, job: JobContext, facts: dict[str, Any], live: Live, loop: Loop, peers: Peers, recorded: Recorded
+    ) -> None:
         self._folder = job.folder / "checkpoints"
         self._facts = facts
         self._live = live
+        self._loop = loop
         self._peers = peers
         self._recorded = recorded
+        self._end_of_pass: Mark | None = None
+        self._saved: dict[Path, list[tuple[str, str]]] = {}  # after this epoch's batches: with which settings
 
-    def save(self, path: Path, position: Position, top: dict[str, Any] | None) -> None:
-        self.write_once("save", path, position, lambda: checkpoint.write(path, self._contents(position, top)))
+    def save(self, path: Path) -> None:
+        """Write the job's state to *path*."""
+        self.write_once("save", path, lambda: checkpoint.write(path, self._contents(self._loop.position)))
+        if self._loop.in_epochs and self._loop.position.finished:
+            self._saved[path] = list(self._live.settings.described())
 
-    def keep(self, position: Position, top: dict[str, Any] | None) -> None:
-        """Write an automatic checkpoint, if nobody has yet, and drop all but the last two."""
-        self._keep(position, lambda: self._contents(position, top))
+    def complete_saves(self) -> None:
+        """A save after the batches counts the epoch as finished, so what the script did after it belongs to it too."""
+        saved, self._saved = self._saved, {}
+        for path, settings in saved.items():
+            if settings != list(self._live.settings.described()):
+                self._amend(path)
 
-    def mark(self, position: Position, top: dict[str, Any] | None, digest: str) -> Mark:
-        """Where the job stands, for ``keep_marked``."""
-        position = replace(position)
+    def write_automatic(self) -> None:
+        """Write an automatic checkpoint, if nobody has yet, for the one Trainer that can be resumed."""
+        if len(self._peers.under_way) > 1:
+            raise CheckpointError(
+                "a job that trains with several Trainers at a time can't be resumed in the middle: a checkpoint holds "
+                "where one of them stands. Started again from the beginning, it gives the same models; trainer.save "
+                "writes each of them."
+            )
+        if self._loop.is_resumable:
+            self._write_automatic(self._loop.position, lambda: self._contents(self._loop.position))
+
+    def mark_end_of_pass(self, digest: str) -> None:
+        """Remember where the job stands, for ``write_end_of_pass``."""
+        position = replace(self._loop.position)
         settings = self._live.settings.take_copy()
-        contents = {"position": asdict(position), "settings": settings, "top": top, **copy.deepcopy(self._calls())}
-        return Mark(position, digest, contents)
+        contents = {"position": asdict(position), "settings": settings, "top": self._loop.top}
+        self._end_of_pass = Mark(position, digest, contents | copy.deepcopy(self._calls()))
 
-    def keep_marked(self, mark: Mark) -> None:
-        """As ``keep``, where the job stood, if its tensors are still those."""
-        self._keep(mark.position, lambda: self._contents(mark.position, None) | mark.contents)
+    def write_end_of_pass(self) -> None:
+        """The script has ended, and nobody was there to be told: what came after its last step is done again."""
+        mark, step = self._end_of_pass, self._loop.position.global_step
+        if mark is None or mark.position.global_step != step:
+            return  # nothing was trained that is not kept
+        if mark.digest != digest(self._live.parts, self._live.optimizer):
+            raise CheckpointError(
+                f"step {step} can't be gone on from: the script has changed the model after its last step."
+            )
+        self._write_automatic(mark.position, lambda: self._contents(mark.position) | mark.contents)
 
-    def _keep(self, position: Position, contents: Callable[[], dict[str, Any]]) -> None:
+    def _write_automatic(self, position: Position, contents: Callable[[], dict[str, Any]]) -> None:
         path = self._folder / f"step-{position.global_step:09d}.pt"
         with self._one_at_a_time():
             if not path.exists():
@@ -74,17 +105,17 @@ class Keeper:
             fcntl.lockf(file, fcntl.LOCK_EX)
             yield
 
-    def amend(self, path: Path, position: Position) -> None:
+    def _amend(self, path: Path) -> None:
         """Give a checkpoint that was saved at this position the settings as they are now."""
 
         def write() -> None:
             saved = checkpoint.read(path)
-            if saved["position"] == asdict(position):  # else another job has written there since
+            if saved["position"] == asdict(self._loop.position):  # else another job has written there since
                 checkpoint.write(path, saved | {"settings": self._live.settings.take()})
 
-        self.write_once("save", path, position, write)
+        self.write_once("save", path, write)
 
-    def write_once(self, call: str, path: Path, position: Position, write: Callable[[], None]) -> None:
+    def write_once(self, call: str, path: Path, write: Callable[[], None]) -> None:
         """Let the lead *write*; raise on every worker if it could not."""
         failures: list[CheckpointError] = []
 
@@ -95,12 +126,12 @@ class Keeper:
                 failures.append(error)
             return len(failures)
 
-        if self._peers.from_lead(call, position.global_step, written):
+        if self._peers.from_lead(call, self._loop.position.global_step, written):
             raise failures[-1] if failures else CheckpointError(f"the lead worker could not write {path}")
 
-    def _contents(self, position: Position, top: dict[str, Any] | None) -> dict[str, Any]:
+    def _contents(self, position: Position) -> dict[str, Any]:
         taken = committed.take(self._live, position)
-        return {"job": self._facts, **taken, "top": top, **self._calls()}
+        return {"job": self._facts, **taken, "top": self._loop.top, **self._calls()}
 
     def _calls(self) -> dict[str, Any]:
         return {"between": self._recorded.between, "results": self._recorded.section}

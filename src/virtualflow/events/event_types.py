@@ -1,0 +1,123 @@
+"""The events of a job, and how one becomes a line of JSON and a line becomes an event again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The facts of a run: what decides its bits, and how it was laid out."""
+
+    facts: dict[str, Any]
+    devices: list[str]
+    mapping: list[str]
+    waves: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStarted:
+    epoch: int
+    epochs: int
+    steps: int
+    first_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One committed step. ``loss_bits``, ``norm_bits``, ``ids`` and ``chain`` are its certificate."""
+
+    step: int
+    epoch: int
+    loss: float
+    loss_bits: str
+    norm_bits: str | None
+    ids: str
+    chain: str
+    examples: int
+    seconds: float
+    attempts: int
+    accumulator: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    epoch: int
+    step: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    step: int
+    path: str
+    chain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """A new generation. ``pause_ms`` is how long the lead stood still for it, and on what."""
+
+    generation: int
+    step: int
+    cause: str  # "resize" or "loss"
+    devices: list[str]
+    joined: list[str]
+    left: list[str]
+    mapping: list[str]
+    pause_ms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasAligned:
+    """Workers on other device types had rounded differently, and got the lead's model."""
+
+    step: int
+    ranks: list[str]
+
+
+Event = RunStarted | EpochStarted | StepDone | EpochEnded | Evaluated | Saved | Loaded | Regrouped | ReplicasAligned
+_TYPES: dict[str, type[Any]] = {
+    "run started": RunStarted,
+    "epoch started": EpochStarted,
+    "step": StepDone,
+    "epoch ended": EpochEnded,
+    "evaluated": Evaluated,
+    "saved": Saved,
+    "loaded": Loaded,
+    "regrouped": Regrouped,
+    "replicas aligned": ReplicasAligned,
+}
+_NAMES = {event_type: name for name, event_type in _TYPES.items()}
+
+
+def encode(event: Event, time: float) -> bytes:
+    """The line, without its end, that records *event* as written at *time*."""
+    return json.dumps({"event": _NAMES[type(event)], "time": round(time, 3), **asdict(event)}).encode()
+
+
+def decode(line: bytes) -> tuple[float, Event] | None:
+    """The time and the event that *line* records; None if it is damaged, or of another version."""
+    try:
+        # Not msgspec's decoder: a loss that is not a number has no word in strict JSON.
+        fields = json.loads(line)
+        event: Event = msgspec.convert(fields, _TYPES[fields["event"]])
+        return float(fields["time"]), event
+    except (ValueError, KeyError, TypeError, RecursionError):  # msgspec's ValidationError is a ValueError
+        return None

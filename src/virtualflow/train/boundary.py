@@ -1,0 +1,73 @@
+"""The boundary between two steps: the one place where a job changes its workers by plan, stops, and is kept."""
+
+from __future__ import annotations
+
+import warnings
+
+from virtualflow.core.membership import Group
+from virtualflow.core.sharding import Epoch
+from virtualflow.errors import CheckpointError
+from virtualflow.train import committed
+from virtualflow.train.audit import Exchange
+from virtualflow.train.committed import Live
+from virtualflow.train.early_results import Recorded
+from virtualflow.train.journal import Journal
+from virtualflow.train.peers import Peers
+from virtualflow.train.position import Loop
+from virtualflow.train.saving import Checkpoints
+
+
+class Boundary:
+    """Crossed by every worker before each step, in the same state."""
+
+    def __init__(
+        self, live: Live, loop: Loop, peers: Peers, recorded: Recorded, checkpoints: Checkpoints, journal: Journal
+    ) -> None:
+        self._live = live
+        self._loop = loop
+        self._peers = peers
+        self._membership = peers.membership
+        self._recorded = recorded
+        self._checkpoints = checkpoints
+        self._journal = journal
+        self._exchange = Exchange(self._membership) if self._membership.job.audit else None
+
+    def cross(self, epoch: Epoch, step: int) -> None:
+        """Do what is due before *step* of *epoch*."""
+        self.settle()
+        if self._exchange is not None:
+            self._exchange.cross_boundary(epoch, step, self._loop.epochs)
+
+    def settle(self) -> None:
+        """Stop, write an automatic checkpoint, or change to a new generation, if that is due."""
+        self.stop_if_due()
+        step, every = self._loop.position.global_step, self._membership.job.checkpoint_every
+        if every and self._peers.is_lead and step and step % every == 0:
+            try:
+                self._checkpoints.write_automatic()
+            except CheckpointError as error:  # a full disk: the next one may go better, and until then the last counts
+                warnings.warn(f"the job goes on without a checkpoint of this step: {error}", stacklevel=2)
+        if self._membership.change_is_due:
+            self._peers.change(self._send_state)
+            self.stop_if_due()
+        self._journal.regrouped(step)
+
+    def stop_if_due(self) -> None:
+        """End this worker if the job is to stop here, with a checkpoint to go on from."""
+        if self._membership.must_stop:
+            if self._peers.is_lead or self._membership.orphaned:  # the lead may be gone, too
+                self._checkpoints.write_automatic()
+            self._membership.stop()
+
+    def _send_state(self, group: Group) -> None:
+        contents = committed.take(self._live, self._loop.position) | {"top": self._loop.top}
+        contents |= {"agreements": self._peers.agreements, "agreed": self._peers.last}
+        contents |= {"between": self._recorded.between, "results": self._recorded.section}
+        committed.send(contents, group)
+
+    def receive_state(self, group: Group) -> None:
+        """Take the job's state from its lead; it is put in where the loop is: until then the script runs as it did."""
+        contents = committed.receive(group)
+        self._loop.go_to(contents, resumed=False)
+        self._peers.agreements, self._peers.last = contents["agreements"], contents["agreed"]
+        self._recorded.replay([*contents["between"], *contents["results"]])

@@ -1,0 +1,115 @@
+"""The journal of one Trainer: its event stream, which is the run's certificate, and warnings that are given once."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from virtualflow.core.certificate import extend_chain
+from virtualflow.core.membership import Membership
+from virtualflow.core.seeds import derive
+from virtualflow.core.sharding import Epoch, GlobalBatch
+from virtualflow.events import (
+    EpochEnded,
+    EpochStarted,
+    Evaluated,
+    EventLog,
+    Loaded,
+    Regrouped,
+    ReplicasAligned,
+    RunStarted,
+    Saved,
+    StepDone,
+    stream_of,
+)
+from virtualflow.train.peers import Peers
+from virtualflow.train.position import Position
+from virtualflow.train.step import StepResult
+
+
+class Journal:
+    """Records what a Trainer of *virtual_nodes* does. Every worker keeps one; the lead's is written."""
+
+    def __init__(self, peers: Peers, trainer: int, virtual_nodes: int) -> None:
+        self._peers = peers
+        self._virtual_nodes = virtual_nodes
+        self._log = EventLog(stream_of(self._membership.job.folder, trainer), lambda: peers.is_lead)
+        self._changes = 0  # of the membership, that are recorded
+        self._warned: set[str] = set()
+
+    @property
+    def path(self) -> Path:
+        return self._log.path
+
+    @property
+    def _membership(self) -> Membership:
+        return self._peers.membership
+
+    def run_started(self, facts: dict[str, Any]) -> None:
+        mapping = self._membership.mapping(self._virtual_nodes)
+        self._log.write(RunStarted(facts, list(self._membership.devices), list(mapping.devices), mapping.waves))
+
+    def epoch_started(self, epoch: Epoch, epochs: int, first_step: int) -> None:
+        self._log.write(EpochStarted(epoch.number, epochs, epoch.steps, first_step))
+
+    def step_done(self, position: Position, batch: GlobalBatch, result: StepResult, seconds: float) -> str:
+        """Record a committed step; return the certificate's chain after it."""
+        loss_bits = result.loss.hex()
+        norm_bits = result.gradient_norm.hex() if result.gradient_norm is not None else None
+        ids = f"{derive(0, *result.ids):08x}"
+        chain = extend_chain(position.chain, loss_bits, norm_bits, ids)
+        self._log.write(
+            StepDone(
+                step=position.global_step,
+                epoch=batch.epoch,
+                loss=result.loss,
+                loss_bits=loss_bits,
+                norm_bits=norm_bits,
+                ids=ids,
+                chain=chain,
+                examples=batch.examples,
+                seconds=round(seconds, 6),
+                attempts=result.attempts,
+                accumulator=result.accumulator,
+            )
+        )
+        return chain
+
+    def regrouped(self, global_step: int) -> None:
+        """Record the changes of the membership since the last time."""
+        for change in self._membership.changes[self._changes :]:
+            self._log.write(
+                Regrouped(
+                    change.generation,
+                    global_step,
+                    change.cause,
+                    list(change.devices),
+                    list(change.joined),
+                    list(change.left),
+                    list(self._membership.mapping(self._virtual_nodes).devices),
+                    change.pause_ms,
+                )
+            )
+        self._changes = len(self._membership.changes)
+
+    def epoch_ended(self, epoch: Epoch, global_step: int, digest: str) -> None:
+        self._log.write(EpochEnded(epoch.number, global_step - 1, digest))
+
+    def evaluated(self, global_step: int, value: float) -> None:
+        self._log.write(Evaluated(global_step, value))
+
+    def saved(self, global_step: int, path: Path) -> None:
+        self._log.write(Saved(global_step, str(path)))
+
+    def loaded(self, position: Position, path: Path) -> None:
+        self._log.write(Loaded(position.global_step, str(path), position.chain))
+
+    def replicas_aligned(self, global_step: int, ranks: list[int]) -> None:
+        self._log.write(ReplicasAligned(global_step, [str(rank) for rank in ranks]))
+
+    def warn_once(self, text: str) -> None:
+        """Warn the script, on the lead alone, of what it can change."""
+        if self._peers.is_lead and text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, stacklevel=3)
