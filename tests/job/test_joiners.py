@@ -196,5 +196,5 @@ def test_workers_that_remember_other_changes_still_make_the_same_calls(backend: 
 
 FORGET = """        if trainer._membership.device == "1":
             trainer._membership.changes[:] = [c for c in trainer._membership.changes if not c.joined]
-            trainer._changes_told = min(trainer._changes_told, len(trainer._membership.changes))
+            trainer._journal._changes = min(trainer._journal._changes, len(trainer._membership.changes))
 """
