@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from virtualflow.core.devices import Pool, names_of, type_of
 from virtualflow.sim.result import JobResult, Run
 
-MOST_BOXES = 20_000  # beyond, a chart shows nothing but ink
+MAX_BOXES = 20_000  # beyond, a chart shows nothing but ink
 LABELLED = 0.012  # of the width: narrower boxes have no room for a name
 _Box = tuple[float, float, int, int, bool]
 
@@ -39,7 +39,7 @@ def allocations(runs: Sequence[Run], pools: Sequence[Pool], path: Path) -> bool:
     """The same for several runs of the same jobs, one below the other, on one scale."""
     rows = {device: row for row, device in enumerate(names_of(pools))}
     drawn = [[(job, box) for job in run.jobs for box in boxes(job, rows)] for run in runs]
-    if sum(map(len, drawn)) > MOST_BOXES:
+    if sum(map(len, drawn)) > MAX_BOXES:
         return False
     figure = Figure(figsize=(11, len(runs) * min(9.0, 1.6 + 0.22 * len(rows))))
     width = max(run.accounts.end_seconds - run.accounts.start_seconds for run in runs)

@@ -97,7 +97,7 @@ def simulate(
     loaded = importers.read(trace)
     names = list(dict.fromkeys(policy))
     for name in names:
-        registry.make(name, options)  # say at once if one is unknown
+        registry.make(name, options)  # fail at once if one is unknown
     comparison = _compare(loaded, names, setting, seeds, quiet=as_json)
     if output is not None:
         with writing(output):

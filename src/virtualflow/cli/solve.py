@@ -30,7 +30,7 @@ def solve(
     devices: Annotated[
         str,
         typer.Option(
-            help="What there is: V100:2 on one machine, P100:4+4 on two machines with four each.", metavar="LIST"
+            help="The devices: V100:2 on one machine, P100:4+4 on two machines with four each.", metavar="LIST"
         ),
     ],
     workload: Annotated[

@@ -110,7 +110,7 @@ def _targets(
 
 @dataclass(slots=True)
 class Balancer:
-    """Watches how long devices take, and says when virtual nodes should move.
+    """Watches how long devices take, and decides when virtual nodes should move.
 
     It never moves them for a gain that is small or that does not last, and waits after each move until it has seen what
     came of it; a move that brought nothing makes it wait twice as long.

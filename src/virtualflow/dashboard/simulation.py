@@ -15,8 +15,8 @@ from virtualflow.core.job_view import JobView
 from virtualflow.sim.compare import Comparison, PolicyResult
 from virtualflow.sim.result import JobResult, Segment
 
-MOST_JOBS = 5_000  # beyond, the file gets too large for a browser
-MOST_NAMES = 300_000  # of devices, in all segments: beyond, only counts by type are kept
+MAX_JOBS = 5_000  # beyond, the file gets too large for a browser
+MAX_NAMES = 300_000  # of devices, in all segments: beyond, only counts by type are kept
 
 
 def of(comparison: Comparison, pools: Sequence[Pool], title: str) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def of(comparison: Comparison, pools: Sequence[Pool], title: str) -> dict[str, A
 
 def _policy(name: str, outcome: PolicyResult, devices: list[dict[str, Any]], title: str) -> dict[str, Any]:
     accounts = outcome.run.accounts
-    jobs = sorted(outcome.run.jobs, key=lambda job: (job.job.arrival_seconds, job.job.id))[:MOST_JOBS]
-    named = sum(len(segment.devices) for job in jobs for segment in job.segments) <= MOST_NAMES
+    jobs = sorted(outcome.run.jobs, key=lambda job: (job.job.arrival_seconds, job.job.id))[:MAX_JOBS]
+    named = sum(len(segment.devices) for job in jobs for segment in job.segments) <= MAX_NAMES
     cluster = {
         "name": title, "policy": name, "backend": "simulation", "started": accounts.start_seconds,
         "now": accounts.end_seconds, "version": __version__,
@@ -46,7 +46,7 @@ def _policy(name: str, outcome: PolicyResult, devices: list[dict[str, Any]], tit
         "history": {"segments": [_segment(job, each, named) for job in jobs for each in job.segments]},
         "summary": {name: each.mean if isfinite(each.mean) else None for name, each in outcome.intervals.items()},
         "half_widths": outcome.half_widths,  # of 95% intervals over seeds
-        "note": f"The first {MOST_JOBS:,} jobs are shown; {left_out:,} more are left out." if left_out else "",
+        "note": f"The first {MAX_JOBS:,} jobs are shown; {left_out:,} more are left out." if left_out else "",
     }
 
 

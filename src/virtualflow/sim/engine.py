@@ -34,7 +34,7 @@ from virtualflow.sim.costs import Costs
 from virtualflow.sim.execution import Execution, Spent
 from virtualflow.sim.result import Accounts, JobResult, Run, Segment
 
-Disturbance = DevicesLost | DevicesJoined | JobChanged  # of a job that is over or not there yet: nothing happens
+Disturbance = DevicesLost | DevicesJoined | JobChanged  # about a job that has ended or not arrived: ignored
 Report = Callable[[int, int], None]  # jobs that ended, of how many
 
 
@@ -251,5 +251,5 @@ class _Engine:
         waiting = sorted(self._timelines)[:5]
         return (
             f"policy {self._policy.name} stopped deciding: {len(self._timelines)} job(s) wait for ever, such as "
-            f"{', '.join(waiting)}, with {self._scheduler.snapshot().idle} device(s) idle"
+            f"{', '.join(waiting)}, with {self._scheduler.snapshot().idle} devices idle"
         )

@@ -28,7 +28,7 @@ class Spent:
 
 @dataclass(slots=True)
 class Execution:
-    """Progress of one job. The caller tells it of changes and asks when it wants to be looked at again."""
+    """Progress of one job. The caller passes changes in, and asks for the time of the next look."""
 
     job: Job
     costs: Costs
@@ -37,7 +37,7 @@ class Execution:
     guest: bool = False  # on devices of another job: they are booked there
     steps_done: float = 0.0
     resizes: int = 0
-    version: int = 0  # of what it was last told: a look that was planned under an older one is void
+    version: int = 0  # counts changes: a look that was planned under an older version is void
     _now: float = 0.0
     _active: frozenset[str] = frozenset()  # devices that compute, or would but for a pause
     _joining: list[tuple[float, frozenset[str]]] = field(default_factory=list)

@@ -22,7 +22,7 @@ POLLUX_DEVICE_HOURS = {"cifar10": 0.3, "ncf": 0.3, "bert": 3.0, "deepspeech2": 3
 
 
 def read(path: Path) -> Trace:
-    """A trace in any known format: the contents tell which."""
+    """A trace in any known format, recognised by its contents."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -140,7 +140,11 @@ def _tiresias(number: int, row: Mapping[str, str]) -> Job:
 
 def _het(number: int, row: Mapping[str, str]) -> Job:
     """The paper's simulated heterogeneous scheduler: a job takes all devices of a type, the largest pool has 16."""
-    sizes = {"bert-base": 32, "resnet50": 64, "transformer": 2048}  # that every type there has room for
+    sizes = {
+        "bert-base": 32,
+        "resnet50": 64,
+        "transformer": 2048,
+    }  # every type has memory for these
     size = sizes[row["workload"]]
     return Job(
         row["job"],

@@ -12,7 +12,7 @@ from virtualflow.sim.result import Accounts, JobResult, Run, Segment
 
 
 def run_of(state: Mapping[str, Any], history: Mapping[str, Any]) -> Run:
-    """From what ``/api/state`` and ``/api/history`` tell. Jobs go by their names, and the first submit is second 0.
+    """From the answers of ``/api/state`` and ``/api/history``. Jobs go by their names; the first submit is second 0.
 
     Whether a device computed or waited is not recorded: all the time that a job had it counts as productive.
     """
@@ -39,7 +39,7 @@ def _result(job: Mapping[str, Any], history: Sequence[Mapping[str, Any]], zero: 
         for each in history
         if each["job"] == job["id"]
     ]
-    if segments:  # its devices were its own from its launch on, before it could say so
+    if segments:  # its devices were its own from its launch on, before its first event
         segments[0] = Segment(start, segments[0].end_seconds, segments[0].devices)
     known = Job(
         job["name"],

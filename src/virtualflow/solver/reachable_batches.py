@@ -16,7 +16,7 @@ MOST_WORK = 3e8  # array elements touched while looking for the fewest devices; 
 
 
 class Batches:
-    """The batches that so many devices of each pool can process within a limit."""
+    """The batches that *counts* devices of each pool can process within a limit."""
 
     def __init__(self, choices: Sequence[Sequence[DeviceGroup]], counts: Sequence[int], batch_size: int) -> None:
         self._choices = [(groups, count) for groups, count in zip(choices, counts, strict=True) if groups and count]

@@ -3,9 +3,10 @@
 A step takes as long as its slowest device, which runs its virtual nodes one after another and then updates, plus
 communication, which grows with the machines and with the devices on each. Two questions, both answered exactly:
 
-*Fixed node size*: a job that exists. Given a limit for the slowest device, each device can run so many virtual nodes,
-a machine the sum of its devices', and the best M machines are those with the largest sums. So for each M, and for each
-number of devices used on a machine, the shortest limit that makes room for all virtual nodes is found by bisection.
+*Fixed node size*: a job that exists. A limit for the slowest device bounds the virtual nodes that each device can run;
+a machine can run the sum of its devices', and the best M machines are those with the largest sums. So for each M, and
+for each number of devices used on a machine, the shortest limit that makes room for all virtual nodes is found by
+bisection.
 
 *Free node sizes*: a new job, with one size for each device type. Given a limit, the batches that some choice of sizes
 and numbers of virtual nodes adds up to are a set of whole numbers, kept as the bits of one large integer.
@@ -25,7 +26,7 @@ from virtualflow.errors import SolverError
 from virtualflow.solver.node_shares import SLACK, DeviceGroup, Plan, Share, evenly
 from virtualflow.solver.reachable_batches import Batches, unreachable
 
-MOST_LAYOUTS = 4096  # of machines by type; beyond, a type takes part with all its machines or none
+MAX_LAYOUTS = 4096  # of machines by type; beyond, a type takes part with all its machines or none
 
 
 def predict(workload: Workload, pools: Sequence[Pool], shares: Sequence[Share]) -> Plan:
@@ -66,7 +67,7 @@ def cheapest(communication: Communication, places: Sequence[tuple[Pool, int]]) -
 
 
 def solve_fixed(workload: Workload, pools: Sequence[Pool], node_size: int, virtual_nodes: int) -> Plan:
-    """The best mapping of a job that exists: so many virtual nodes of one size."""
+    """The best mapping of a job that exists: *virtual_nodes* virtual nodes of one size."""
     groups = [group for pool in pools if (group := _group(workload, pool, node_size)) is not None]
     if not groups:
         raise SolverError(_too_large(workload, pools, node_size))
@@ -196,8 +197,8 @@ def _filled(groups: Sequence[DeviceGroup], virtual_nodes: int, limit: float, mac
     for used in _selections(usable, limit, machines):
         counts, left = {}, virtual_nodes
         for place, group in enumerate(usable):
-            there = sum(min(size, most) for size in group.pool.machines[: used[place]])
-            counts[place] = max(0, min(there, math.ceil(left / group.fits(limit))))
+            room = sum(min(size, most) for size in group.pool.machines[: used[place]])
+            counts[place] = max(0, min(room, math.ceil(left / group.fits(limit))))
             left -= counts[place] * group.fits(limit)
         if left <= 0 and (best is None or sum(counts.values()) < sum(best.values())):
             best = counts
@@ -214,7 +215,7 @@ def _filled(groups: Sequence[DeviceGroup], virtual_nodes: int, limit: float, mac
 
 def _selections(groups: Sequence[DeviceGroup], limit: float, machines: int) -> Iterator[tuple[int, ...]]:
     """How many machines of each group to draw from: all choices if they are few, else those with the most room."""
-    if math.prod(len(group.pool.machines) + 1 for group in groups) <= MOST_LAYOUTS:
+    if math.prod(len(group.pool.machines) + 1 for group in groups) <= MAX_LAYOUTS:
         ranges = [range(min(len(group.pool.machines), machines) + 1) for group in groups]
         yield from (used for used in itertools.product(*ranges) if sum(used) <= machines)
         return
@@ -229,7 +230,7 @@ def _selections(groups: Sequence[DeviceGroup], limit: float, machines: int) -> I
 def _layouts(communication: Communication, pools: Sequence[Pool]) -> Iterator[tuple[tuple[int, ...], float]]:
     """How many devices of each pool may be used, and what that costs; the cheapest in communication last."""
     ranges: list[Sequence[int]] = [range(len(pool.machines), -1, -1) for pool in pools]
-    if math.prod(len(each) for each in ranges) > MOST_LAYOUTS:
+    if math.prod(len(each) for each in ranges) > MAX_LAYOUTS:
         ranges = [(len(pool.machines), 0) for pool in pools]
     largest = max(pool.machines[0] for pool in pools)
     for most in _steps(largest, lambda n: communication.seconds(n, 1)):

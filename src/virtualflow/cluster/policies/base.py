@@ -1,7 +1,7 @@
 """What a policy is.
 
-A policy is one small file: a class with a `name` and an `allocate` that looks at a `Snapshot` and says who should have
-how many devices of which type. Which concrete devices, and what has to happen for it, is the scheduler's part:
+A policy is one small file: a class with a `name` and an `allocate` that looks at a `Snapshot` and decides which job
+should have how many devices of which type. The scheduler chooses the devices and the actions that lead there:
 
 * `Grant` for a running job changes its allocation, for a waiting one starts it, `NOTHING` suspends it. A job that the
   decision does not name keeps what it has: name only what changes, and an event costs only that.

@@ -21,7 +21,7 @@ class _Finish(Gavel):
 
 
 class Makespan(_Finish):
-    """All jobs that are there end as soon as they can."""
+    """Minimises the time until all present jobs have ended."""
 
     name = "makespan"
 

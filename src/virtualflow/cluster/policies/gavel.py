@@ -1,7 +1,7 @@
 """Gavel (Narayanan et al., OSDI '20): shares of time from a program, carried out in rounds.
 
-Each policy of the family has its own program, which says for each job and device type the share of time that the job
-should spend there. Rounds come near those shares: in each one, the jobs that are furthest behind on a type run on it.
+Each policy of the family has its own program, which finds for each job and device type the share of time that the job
+should spend on it. Rounds come near those shares: in each one, the jobs that are furthest behind on a type run on it.
 
 With ``--compat gavel`` the rounds are those of Gavel's own simulator: the program is solved again only if jobs came or
 ended *and* 1920 s have passed, so that a new job may wait; a round also ends when all of its jobs have. ``--compat
@@ -106,7 +106,7 @@ class Gavel(Policy):
         """The share of time of each column, job after job."""
 
     def columns(self, state: ScheduledJob, snapshot: Snapshot) -> list[Column]:
-        """The ways to run a job: on each type alone, with its demand, or all there are."""
+        """The ways to run a job: on each type alone, with its demand or with all devices of the type."""
         found = []
         for device_type in self._order:
             count = min(state.job.demand, self._capacity[device_type])
@@ -188,9 +188,9 @@ class Gavel(Policy):
             self._order = _in_order(self._capacity) if self._compat else list(self._capacity)
             self._entries, self._changed, self._solved_seconds, self._ran = {}, True, None, {}
         if self._changed:
-            there = {state.id: state for state in snapshot.jobs()}
-            self._entries = {name: entry for name, entry in self._entries.items() if name in there}
-            for name, state in there.items():
+            present = {state.id: state for state in snapshot.jobs()}
+            self._entries = {name: entry for name, entry in self._entries.items() if name in present}
+            for name, state in present.items():
                 before = self._entries.get(name)
                 if before is None or name in self._stale:
                     self._entries[name] = entry = self._entry(state, snapshot)
@@ -202,7 +202,7 @@ class Gavel(Policy):
         columns = self.columns(state, snapshot)
         values = np.array(self.values(state.job, columns, snapshot))
         for place, column in enumerate(columns):
-            if column.devices < state.job.min_devices:  # it would rather wait
+            if column.devices < state.job.min_devices:  # too few to run on
                 columns[place], values[place] = replace(column, steps_per_second=0.0, worth=0.0), 0.0
         usage = np.array([[float(column.counts.get(name, 0)) for name in self._capacity] for column in columns])
         return Entry(state, columns, values, usage)

@@ -89,7 +89,7 @@ def fair(shapes: Mapping[ClaimShape, int], devices: int) -> dict[ClaimShape, flo
 
 
 def level(shapes: Mapping[ClaimShape, int], devices: int) -> float:
-    """What a weight of 1 is worth if claims of these shapes share so many devices."""
+    """The number of devices that a weight of 1 is worth, if claims of these shapes share *devices*."""
     # The sum grows with the level, at a slope that changes where a claim leaves its minimum and meets its demand.
     bends: list[tuple[float, float]] = []
     for (weight, demand, min_devices), count in shapes.items():

@@ -99,16 +99,16 @@ class Themis(Policy):
 
     def _meet(self, snapshot: Snapshot) -> None:
         """Forget jobs that ended and leases that are over; note new jobs, and how many there are."""
-        now, there = snapshot.now, {state.id: state for state in snapshot.jobs()}
+        now, present = snapshot.now, {state.id: state for state in snapshot.jobs()}
         self._crowd += len(self._apps) * (now - self._looked)
         self._looked = now
-        self._apps = {name: app for name, app in self._apps.items() if name in there}
-        for name, state in there.items():
+        self._apps = {name: app for name, app in self._apps.items() if name in present}
+        for name, state in present.items():
             app = self._apps.setdefault(name, App(state, self._crowd))
             app.leases = tuple(lease for lease in app.leases if lease.until > now + SOON)
             if app.devices > state.allocation:  # some were lost
                 app.leases = (Lease(state.allocation, app.leases[-1].until),) if state.allocation else ()
-            if app.devices < state.job.min_devices:  # it would rather wait than have so few
+            if app.devices < state.job.min_devices:  # too few to run on
                 app.leases = ()
             if not app.leases:
                 app.device_type = None

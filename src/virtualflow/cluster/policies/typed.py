@@ -2,7 +2,7 @@
 
 Jobs that can use only some types compete for those, however many others are idle. So the claims are divided into
 *groups* that share certain types among themselves: first those confined to the types where the smallest share is
-lowest, then, of what is left, the next. Where everybody can use every type, there is one group of all.
+lowest, then, of what is left, the next. Where everybody can use every type, there is one group.
 
 Who gets how many then has to find places. A job keeps those it has as far as it can; it moves to another type for one
 of no lower weight that could not have its share otherwise, and never for one of lower weight.
@@ -54,7 +54,7 @@ def groups(claims: Sequence[Claim], capacity: Mapping[str, int]) -> Iterator[tup
 
 
 def _level(claims: Sequence[Claim], devices: int) -> float:
-    """What each gets by weight, if these claims share so many devices; infinite if there is enough for all."""
+    """The level at which these claims share *devices* by weight; infinite if there are enough for all."""
     if sum(claim.demand for claim in claims) <= devices:
         return math.inf
     return shares.level(Counter(claim.shape for claim in claims), devices)

@@ -34,7 +34,7 @@ class Wfs(Policy):
         self._any_number = options.round == "any"
         self._known: dict[str, Claim] = {}
         self._forgotten: dict[str, Job] = {}  # as they were, until it is known whether their claims still hold
-        self._devices = 0  # that there were the last time
+        self._devices = 0  # in the cluster at the last decision
 
     def forget(self, before: Job) -> None:
         self._known.pop(before.id, None)
@@ -92,7 +92,7 @@ class Wfs(Policy):
     def _shared(self, snapshot: Snapshot) -> dict[str, Grant]:
         disturbed = self._is_disturbed(snapshot)
         if len(snapshot.running) == snapshot.devices and not snapshot.idle:
-            return {}  # one each: nobody can give, so nobody can be admitted
+            return {}  # one device each: no job can give one up, so none can be admitted
         states, claims = list(snapshot.running.values()), self._claims_of(snapshot)
         disturbed |= self._has_new_claims(snapshot)
         had = [state.allocation for state in states]
@@ -110,7 +110,7 @@ class Wfs(Policy):
             shared = self._with(candidate, claims, held, snapshot)
             if shared is not None:
                 shared = self._as_placed([*states, state], [*claims, candidate], shared, snapshot)
-            if shared is None or not shared[-1]:  # all that it can use is with higher priorities, which need not move
+            if shared is None or not shared[-1]:  # jobs of higher priority have all that it can use
                 blocked |= candidate.types
                 if len(blocked) == len(snapshot.capacity) or not candidate.types:
                     break
@@ -162,7 +162,7 @@ class Wfs(Policy):
         return snapshot.devices < before
 
     def _has_new_claims(self, snapshot: Snapshot) -> bool:
-        """Whether a running job's owner has changed his mind, so that the others' shares change too."""
+        """Whether the demand, minimum or priority of a running job has changed, and with it the others' shares."""
         before, self._forgotten = self._forgotten, {}
         return any(
             name in self._known and self._known[name] != self._claim(ScheduledJob(job), snapshot)

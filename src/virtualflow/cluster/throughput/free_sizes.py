@@ -1,7 +1,7 @@
 """Speeds if node sizes may be chosen anew for each allocation: the setting of the paper's simulated scheduler.
 
 There, a job on one type runs at the best speed that was profiled, times the devices, whatever its batch; on several, as
-the solver says, which meets the batch exactly. A live job's node sizes are fixed: see `Profiled` for that.
+the solver finds, which meets the batch exactly. A live job's node sizes are fixed: see `Profiled` for that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from virtualflow.core.profile import Communication, Workload
 from virtualflow.solver.profile_files import built_in
 from virtualflow.solver.search import solve_free
 
-MOST_NODES = 256  # of a batch: smaller nodes are slow, and the solver's work grows with the batch over their size
+MAX_NODES = 256  # of a batch: smaller nodes are slow, and the solver's work grows with the batch over their size
 
 
 class FreeSizes:
@@ -69,7 +69,7 @@ def _in_larger_units(
         pool.device_type: [
             point
             for point in workload.profile(pool.device_type).points
-            if point.node_size * MOST_NODES >= batch_size
+            if point.node_size * MAX_NODES >= batch_size
             or point.node_size == workload.profile(pool.device_type).largest
         ]
         for pool in pools
