@@ -77,6 +77,12 @@ def test_a_second_look_reads_only_what_is_new(job: AJob) -> None:
     assert status.look(now=20.0)[0].started == 10.0
 
 
+def test_a_state_of_another_version_is_unknown_and_shown(job: AJob) -> None:
+    job.folder.write_state({"state": "DREAMING", "workers": [], "generation": 0, "wanted": 3, "launched": 1e12})
+    view, _ = FolderView(job.folder).look(now=20.0)
+    assert (view.state, view.want) == (JobState.UNKNOWN, 2)
+
+
 def test_a_job_whose_description_is_damaged_is_shown_by_its_id(job: AJob) -> None:
     job.state("FAILED")
     (job.folder.path / "job.json").write_bytes(b"{")

@@ -295,7 +295,7 @@ def test_a_manager_that_others_can_reach_is_encrypted_and_known_by_its_certifica
                 other = tmp_path / "other"
                 other.write_text(f"{secret}\nsha256:{64 * '0'}\n")
                 assert "is not the one of the token file" in queue("https://10.77.0.1:29444", other).stderr
-                assert "say https://" in queue("http://10.77.0.1:29444", token).stderr
+                assert "use https://" in queue("http://10.77.0.1:29444", token).stderr
             finally:
                 manager.kill()
 

@@ -39,17 +39,17 @@ class FolderView:
 
 def view_of(folder: JobFolder, spec: JobSpec, state: dict[str, Any], watch: Watch, now: float) -> JobView:
     """A job by its *state* and the events that *watch* has read."""
-    is_over = state["state"] in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
-    known = state["state"] if state["state"] in list(JobState) else JobState.UNKNOWN
+    known = JobState(state["state"]) if state["state"] in list(JobState) else JobState.UNKNOWN
+    is_over = known.is_ended
     periods = list(device_periods(watch, ended=is_over))
     started = periods[0][0] if periods else None
     progress = watch.progress(running=not is_over)
-    workers = state["workers"]
+    workers, wanted = state["workers"], state.get("wanted")
     return JobView(
         id=folder.path.name,
         name=spec.description.title,
         script=spec.script,
-        state=JobState(known),
+        state=known,
         devices=[worker["device"] for worker in workers],
         step=progress.step,
         steps=progress.steps,
@@ -58,7 +58,7 @@ def view_of(folder: JobFolder, spec: JobSpec, state: dict[str, Any], watch: Watc
         eta_seconds=progress.eta_seconds,
         priority=1.0,
         demand=len(spec.devices),
-        want=len(state.get("wanted", spec.devices)),
+        want=len(wanted) if isinstance(wanted, list) else len(spec.devices),
         min=1,
         cap=None,
         virtual_nodes=state.get("virtual_nodes"),

@@ -34,7 +34,7 @@ export async function get(path) {
 export async function wholeLog(id) {
   const parts = [];
   for (let offset = 0; ; ) {
-    const { text, offset: next } = await get(`jobs/${encodeURIComponent(id)}/logs?offset=${offset}`);
+    const { text, offset: next } = await get(`jobs/${encodeURIComponent(id)}/logs?offset=${offset}&tail=false`);
     if (!text) return parts.join("");
     parts.push(text);
     offset = next;
