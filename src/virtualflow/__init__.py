@@ -31,5 +31,15 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         from importlib import import_module
 
+        if name == "Trainer":
+            _register_plain_scripts()
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _register_plain_scripts() -> None:
+    """Join the two sides that do not know each other: who trains, and who keeps the jobs of this machine."""
+    from virtualflow.job import plain_script
+    from virtualflow.train import solo
+
+    solo.register_with(plain_script.register)

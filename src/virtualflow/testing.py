@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virtualflow.core import faults
 from virtualflow.core.grid import Grid
+from virtualflow.errors import PeerLostError
 
 if TYPE_CHECKING:
     from virtualflow.job.folder import JobFolder
@@ -87,3 +91,67 @@ class FakeLauncher:
         self.made.append((folder.path.name, token))
         self.processes.append(FakeProcess(pid=len(self.made)))
         return self.processes[-1]
+
+
+class ThreadGroup:
+    """A group whose workers are threads of this process: what gloo does between processes, in the same order.
+
+    ``ThreadGroup.of(n)`` makes the *n* members. ``lose`` is the death of one: the others get PeerLostError.
+    """
+
+    def __init__(self, rank: int, size: int, meeting: threading.Barrier, slots: list[Any]) -> None:
+        self.rank = rank
+        self.size = size
+        self._meeting = meeting
+        self._slots = slots
+
+    @classmethod
+    def of(cls, size: int, patience_seconds: float = 30.0) -> list[ThreadGroup]:
+        meeting, slots = threading.Barrier(size, timeout=patience_seconds), [None] * size
+        return [cls(rank, size, meeting, slots) for rank in range(size)]
+
+    def sum(self, tensor: Any) -> ThreadGroup:
+        first, *others = self._exchange(tensor)
+        for other in others:
+            first = first + other
+        tensor.copy_(first)
+        return self
+
+    def max(self, tensor: Any) -> ThreadGroup:
+        first, *others = self._exchange(tensor)
+        for other in others:
+            first = first.maximum(other)
+        tensor.copy_(first)
+        return self
+
+    def gather(self, tensor: Any, into: list[Any]) -> ThreadGroup:
+        for target, value in zip(into, self._exchange(tensor), strict=True):
+            target.copy_(value)
+        return self
+
+    def broadcast(self, tensor: Any, source: int) -> ThreadGroup:
+        tensor.copy_(self._exchange(tensor)[source])
+        return self
+
+    def wait(self) -> None:
+        """A call has ended when it returns."""
+
+    def lose(self) -> None:
+        self._meeting.abort()
+
+    def _exchange(self, tensor: Any) -> list[Any]:
+        try:
+            self._slots[self.rank] = tensor.clone()
+            self._meeting.wait()
+            everyone = list(self._slots)
+            self._meeting.wait()  # nobody puts in the next one before all have taken this
+        except threading.BrokenBarrierError as error:
+            raise PeerLostError("a thread of the group is lost") from error
+        return everyone
+
+
+def run_together(*workers: Callable[[], Any]) -> list[Any]:
+    """Run *workers* as threads; return what each returned, or raise what the first of them raised."""
+    with ThreadPoolExecutor(len(workers)) as pool:
+        running = [pool.submit(worker) for worker in workers]
+    return [each.result() for each in running]

@@ -11,10 +11,12 @@ from typing import NoReturn
 
 import typer
 from rich.text import Text
+from typer.core import TyperGroup
 
 from virtualflow import __version__
 from virtualflow.cli.cluster import cluster
 from virtualflow.cli.dashboard import dashboard
+from virtualflow.cli.defaults import read_defaults
 from virtualflow.cli.doctor import doctor
 from virtualflow.cli.explain import explain
 from virtualflow.cli.jobs import clean, logs, resize, status, stop
@@ -74,7 +76,9 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 def run_verb() -> None:
     """An error of ours, or of the disk's, is a message, not a traceback."""
     try:
-        app()
+        commands = typer.main.get_command(app)
+        assert isinstance(commands, TyperGroup)
+        commands(default_map=read_defaults(commands))
     except VirtualFlowError as error:
         _refuse(str(error))
     except BrokenPipeError:  # whoever read the output has enough

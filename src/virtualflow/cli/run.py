@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from virtualflow.cli.dashboard import of_one_job
+from virtualflow.cli.foreground import in_the_background, in_the_foreground
 from virtualflow.cli.options import (
     DeviceFile,
     DeviceType,
@@ -23,32 +20,15 @@ from virtualflow.cli.options import (
     TimeScale,
     TokenFile,
     device_type_of,
-    devices_in,
-    devices_of,
-    numbers,
-    profiles_of,
     tell_left_out,
-    token_file_for,
-    workload_for,
 )
-from virtualflow.cli.progress import Progress
-from virtualflow.cli.resuming import how_to_go_on, where_it_goes_on
-from virtualflow.cli.screen import screen
-from virtualflow.core import profile
-from virtualflow.core.devices import Pool, type_of
-from virtualflow.core.emulation import Devices
+from virtualflow.cli.resuming import where_it_goes_on
+from virtualflow.cli.run_settings import DeviceOptions, RunSettings
 from virtualflow.errors import LaunchError
-from virtualflow.events import STREAM
 from virtualflow.job import checkpoints, control, launch
 from virtualflow.job.folder import JobFolder, JobSpec
-from virtualflow.job.outcome import JobOutcome
-from virtualflow.job.output import AllOutput, LeadOutput
-from virtualflow.job.serve import run_job
-from virtualflow.solver import plan as plans
-from virtualflow.solver.plan import JobLayout
 from virtualflow.system.home import home, new_job_id
 
-DETACH_SECONDS = 60.0
 PART_OF_THE_JOB = {
     "script": "the script",
     "arguments": "the arguments",
@@ -134,29 +114,24 @@ def run(
 
     Each device gets a process that runs the script; what it trains is the same, bit by bit, for any number of devices.
     """
-    # How the job runs, by option: this may differ when it is resumed.
-    planned = plans.layout(plans.read(plan)) if plan is not None else None
-    there = _devices(devices, planned, device_file, emulate, time_scale)
-    owners = tuple(numbers(mapping, "--mapping")) if mapping else planned.owners if planned else None
-    ways: dict[str, dict[str, Any]] = {
-        "devices": {"devices": there.names, "emulated": there.emulated} | _speeds(script, profiles, there, owners),
-        "backend": {"backend": _backend(backend)},
-        "rebalance": {"rebalance": there.are_mixed if rebalance is None else rebalance},
-        "mapping": {"owners": owners},
-        "patience": {"patience_seconds": patience},
-        "replace": {"replace_lost": replace},
-        "checkpoint_every": {"checkpoint_every": checkpoint_every},
-        "listen": {"listen": listen, "token_file": str(token_file_for(listen, token_file)) if listen else None},
-    }
+    settings = RunSettings.read(
+        DeviceOptions(devices, plan, device_file, emulate, time_scale),
+        script,
+        profiles,
+        backend=backend,
+        rebalance=rebalance,
+        mapping=mapping,
+        patience=patience,
+        replace=replace,
+        checkpoint_every=checkpoint_every,
+        listen=listen,
+        token_file=token_file,
+    )
+    if dashboard and detach:
+        raise LaunchError("--dashboard needs the job in the foreground; `vf cluster up` has a page that stays")
     if resume is not None:
-        given = {name for name in context.params if _is_given(context, name)}
-        if given & PART_OF_THE_JOB.keys():
-            name = min(given & PART_OF_THE_JOB.keys())
-            raise LaunchError(f"{PART_OF_THE_JOB[name]} of job {resume} stays as it was: leave it out of --resume")
-        told = {field: value for name in given & ways.keys() for field, value in ways[name].items()}
-        if "devices" in told:
-            told.setdefault("owners", None)
-        folder, checkpoint = _to_resume(resume, told, from_checkpoint)
+        given = _given(context, resume)
+        folder, checkpoint = _to_resume(resume, settings.given(given), from_checkpoint)
     else:
         checkpoint = checkpoints.checked(Path(from_checkpoint)) if from_checkpoint is not None else None
         job = JobSpec.of(
@@ -166,53 +141,34 @@ def run(
             threads_per_device=threads_per_device,
             device_type=device_type_of(device_type),
             audit=audit,
-            node_sizes=planned.node_sizes if planned else None,
+            node_sizes=settings.node_sizes,
             from_checkpoint=str(checkpoint) if checkpoint else None,
-            **{field: value for fields in ways.values() for field, value in fields.items()},
+            **settings.all(),
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
         tell_left_out(folder.create(job, include or ()))
-    if dashboard and detach:
-        raise LaunchError("--dashboard needs the job in the foreground; `vf cluster up` has a page that stays")
     token = launch.prepare(folder, checkpoint)
     print(f"job {folder.path.name}", flush=True)
     if resume is not None or checkpoint is not None:
-        print(where_it_goes_on(folder, checkpoint), file=sys.stderr, flush=True)
+        _print_aside(where_it_goes_on(folder, checkpoint))
     if detach:
-        _detach(folder, token)
+        in_the_background(folder, token)
         return
-    show = (sys.stdout.isatty() if progress is None else progress) and not all_output
-    with of_one_job(folder) if dashboard else nullcontext():
-        outcome = _in_the_foreground(folder, token, all_output=all_output, show=show)
-    with suppress(OSError):  # the terminal may be closed by now
-        _explain_failure(outcome)
-        if outcome.was_interrupted:
-            print(f"\ninterrupted: all workers have ended. {how_to_go_on(folder)}.", file=sys.stderr, flush=True)
+    outcome = in_the_foreground(folder, token, all_output=all_output, progress=progress, dashboard=dashboard)
     if audit and outcome.code == 0:
-        print("audit: no hidden state found", file=sys.stderr)
+        _print_aside("audit: no hidden state found")
     raise typer.Exit(outcome.code)
 
 
-def _in_the_foreground(folder: JobFolder, token: str, *, all_output: bool, show: bool) -> JobOutcome:
-    with ExitStack() as owned:
-        if show:
-            bar = owned.enter_context(Progress(folder.path / STREAM))
-            return run_job(folder, bar, bar.refresh, token=token)
-        return run_job(folder, AllOutput() if all_output else LeadOutput(), token=token)
+def _given(context: typer.Context, job_id: str) -> set[str]:
+    """The options on the command line. Raises LaunchError if one would change what the job is."""
+    given = {name for name in context.params if _is_given(context, name)}
+    if fixed := given & PART_OF_THE_JOB.keys():
+        raise LaunchError(f"{PART_OF_THE_JOB[min(fixed)]} of job {job_id} stays as it was: leave it out of --resume")
+    return given
 
 
-def _detach(folder: JobFolder, token: str) -> None:
-    process = launch.start(folder, token)
-    deadline = time.monotonic() + DETACH_SECONDS
-    while not folder.control.exists() and time.monotonic() < deadline:
-        if process.poll() == 0:
-            return  # a short job
-        if process.poll() is not None:
-            raise LaunchError(f"the job ended at once: {(folder.path / launch.LOG).read_text()[-2000:]}")
-        time.sleep(0.05)
-
-
-def _to_resume(job_id: str, told: dict[str, Any], choice: str | None) -> tuple[JobFolder, Path | None]:
+def _to_resume(job_id: str, changed: dict[str, Any], choice: str | None) -> tuple[JobFolder, Path | None]:
     folder = JobFolder.of(job_id)
     if folder.spec().managed:
         raise LaunchError(f"job {job_id} is the manager's: `vf resume {job_id}` lets a paused one go on")
@@ -223,13 +179,13 @@ def _to_resume(job_id: str, told: dict[str, Any], choice: str | None) -> tuple[J
         time.sleep(0.05)
     if folder.read_state()["state"] == "DONE":
         raise LaunchError(f"job {job_id} has ended; there is nothing left to do")
-    folder.change(folder.spec().changed(**told))
+    folder.change(folder.spec().changed(**changed))
     with folder.locked():
         if choice is None:
-            return folder, checkpoints.whole(folder, folder.latest_checkpoint(), _tell)
+            return folder, checkpoints.whole(folder, folder.latest_checkpoint(), _print_aside)
         checkpoint = checkpoints.chosen(folder, choice)
         for path in checkpoints.set_newer_aside(folder, checkpoint):
-            _tell(f"set aside: {path}")
+            _print_aside(f"set aside: {path}")
         if checkpoint.parent != folder.checkpoints:
             folder.change(folder.spec().changed(from_checkpoint=str(checkpoint)))
         return folder, checkpoint
@@ -240,27 +196,8 @@ def _what_runs(folder: JobFolder) -> str:
     return "" if control.answers(folder) else ". Its coordinator is gone, and a worker still finishes its step: wait"
 
 
-def _tell(text: str) -> None:
+def _print_aside(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _devices(
-    text: str, planned: JobLayout | None, file: Path | None, emulate: str | None, scale: float | None
-) -> Devices:
-    if planned is None:
-        return devices_of(text, file, emulate, scale)
-    counts = Counter(type_of(name) for name in planned.devices)
-    return devices_in([Pool(name, (count,)) for name, count in counts.items()], file, emulate, scale)
-
-
-def _speeds(script: Path | None, folder: Path | None, there: Devices, owners: Sequence[int] | None) -> dict[str, Any]:
-    """The profiles by which the job's virtual nodes are mapped: needed if its devices are not all alike."""
-    if script is None or (not there.are_mixed and folder is None):
-        return {"workload": None}
-    if owners is not None and folder is None and not profiles_of(str(script)).is_dir():
-        return {"workload": None}  # mapped by hand, or by a plan
-    known = workload_for(str(script), folder, there.names)
-    return {"workload": profile.to_json(known) if known is not None else None}
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -274,20 +211,3 @@ def _existing(script: Path | None) -> Path:
     if not script.is_file():
         raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")
     return script
-
-
-def _explain_failure(outcome: JobOutcome) -> None:
-    if outcome.failure is None or not outcome.failure.text:
-        return
-    console = screen(stderr=True, highlight=False, soft_wrap=True)
-    if outcome.failure.device:
-        console.print(f"failed on device {outcome.failure.device}:", style="bold red")
-    console.print(outcome.failure.text.rstrip())
-
-
-def _backend(text: str) -> str:
-    if text not in ("local", "ray"):
-        raise LaunchError(f"--backend {text}: expected local or ray")
-    if text == "ray":
-        from virtualflow.backends import ray  # noqa: F401  (says so at once if it is not installed)
-    return text

@@ -40,10 +40,9 @@ def _certificates(run: str) -> list[Certificate]:
 
 
 def _certificate(path: Path) -> Certificate:
-    reader = EventReader(path)
-    events = [event for _, event in reader.read()]
-    if not events and reader.damaged:
-        raise EventStreamError(f"{path} is no event stream of this version: none of its lines is an event")
+    events = [event for _, event in EventReader(path).read()]
+    if not events and path.stat().st_size:
+        raise EventStreamError(f"{path} is no event stream: it is not text, or none of its lines is an event")
     return Certificate.of(events, str(path))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from virtualflow.core.mapping import DeviceId, Mapping, spread
@@ -30,7 +30,8 @@ class Solo:
         return spread(virtual_nodes, self.devices)
 
     def new_trainer(self, number: int, node_sizes: Sequence[int], parameters: int) -> None:
-        pass
+        if number == 1 and _register is not None:
+            _register(self.job, len(node_sizes))
 
     def tell_pace(self, step: int, seconds: float, overran: int) -> None:
         pass
@@ -72,6 +73,13 @@ class Solo:
 
 _installed: Membership | None = None
 _solo: Solo | None = None
+_register: Callable[[JobContext, int], None] | None = None
+
+
+def register_with(register: Callable[[JobContext, int], None]) -> None:
+    """Call *register* with a plain script's job, and its number of virtual nodes, when its first Trainer is made."""
+    global _register
+    _register = register
 
 
 def install(membership: Membership | None) -> None:
