@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from virtualflow.backends.machines import Machine, Names, Request, check, pools, request
+from virtualflow.backends.machines import DeviceNames, DeviceRequest, Machine, check, pools, request
 from virtualflow.cluster.messages import DevicesJoined, DevicesLost
 from virtualflow.errors import LaunchError
 
@@ -25,17 +25,17 @@ def test_devices_are_cores_gpus_by_model_and_custom_resources() -> None:
 @pytest.mark.parametrize(
     ("device_type", "machines", "any_gpu", "wanted"),
     [
-        ("cpu", [CORES], True, Request(cpus=3)),
-        ("cpu", [CORES, GPUS], True, Request(gpus=1)),
-        ("cpu", [CORES, GPUS], False, Request(cpus=3)),
-        ("V100", [CORES, GPUS], True, Request(gpus=1, resources={"accelerator_type:V100": 0.001})),
-        ("GPU", [UNKNOWN], True, Request(gpus=1)),
-        ("big", [CORES, CUSTOM], True, Request(resources={"big": 1})),
-        ("cpu@0.5", [CORES], True, Request(cpus=3)),  # emulated
+        ("cpu", [CORES], True, DeviceRequest(cpus=3)),
+        ("cpu", [CORES, GPUS], True, DeviceRequest(gpus=1)),
+        ("cpu", [CORES, GPUS], False, DeviceRequest(cpus=3)),
+        ("V100", [CORES, GPUS], True, DeviceRequest(gpus=1, resources={"accelerator_type:V100": 0.001})),
+        ("GPU", [UNKNOWN], True, DeviceRequest(gpus=1)),
+        ("big", [CORES, CUSTOM], True, DeviceRequest(resources={"big": 1})),
+        ("cpu@0.5", [CORES], True, DeviceRequest(cpus=3)),  # emulated
     ],
 )
 def test_a_device_is_asked_for_in_the_clusters_words(
-    device_type: str, machines: list[Machine], any_gpu: bool, wanted: Request
+    device_type: str, machines: list[Machine], any_gpu: bool, wanted: DeviceRequest
 ) -> None:
     assert request(device_type, machines, 3, any_gpu=any_gpu) == wanted
 
@@ -45,20 +45,20 @@ def test_more_than_there_is_is_refused() -> None:
     check(["0", "1", "V100:0", "big:0", "P100:0"], there, ["P100"], 1, any_gpu=True)
     with pytest.raises(LaunchError, match="no device of type P100"):
         check(["P100:0"], there, [], 1, any_gpu=True)
-    with pytest.raises(LaunchError, match=r"wants 3 device\(s\) of type V100, and the Ray cluster has 2"):
+    with pytest.raises(LaunchError, match=r"wants 3 devices of type V100, and the Ray cluster has 2"):
         check([f"V100:{n}" for n in range(3)], there, [], 1, any_gpu=True)
-    with pytest.raises(LaunchError, match=r"wants 3 device\(s\) of type cpu, and the Ray cluster has 2"):
+    with pytest.raises(LaunchError, match=r"wants 3 devices of type cpu, and the Ray cluster has 2"):
         check(["0", "1", "2"], there, [], 1, any_gpu=True)  # the GPUs
     with pytest.raises(LaunchError, match="has 7"):
         check([str(n) for n in range(8)], there, [], 2, any_gpu=False)  # two threads each
 
 
 def test_names_last_while_machines_come_and_go() -> None:
-    names = Names()
-    assert names.see([CUSTOM], 0.0) == [DevicesJoined(0.0, ("big:0", "big:1", "0", "1"))]
-    assert names.see([CUSTOM, UNKNOWN], 1.0) == [DevicesJoined(1.0, ("GPU:0", "2"))]
-    assert names.see([UNKNOWN], 2.0) == [DevicesLost(2.0, ("big:0", "big:1", "0", "1"))]
+    names = DeviceNames()
+    assert names.update([CUSTOM], 0.0) == [DevicesJoined(0.0, ("big:0", "big:1", "0", "1"))]
+    assert names.update([CUSTOM, UNKNOWN], 1.0) == [DevicesJoined(1.0, ("GPU:0", "2"))]
+    assert names.update([UNKNOWN], 2.0) == [DevicesLost(2.0, ("big:0", "big:1", "0", "1"))]
     assert names.devices == {"GPU:0": UNKNOWN, "2": UNKNOWN}
     new = Machine("e", "10.0.0.5", {"CPU": 1.0})
-    assert names.see([UNKNOWN, CUSTOM, new], 3.0) == [DevicesJoined(3.0, ("big:0", "big:1", "0", "1", "3"))]
-    assert names.see([UNKNOWN, CUSTOM, new], 4.0) == []
+    assert names.update([UNKNOWN, CUSTOM, new], 3.0) == [DevicesJoined(3.0, ("big:0", "big:1", "0", "1", "3"))]
+    assert names.update([UNKNOWN, CUSTOM, new], 4.0) == []

@@ -22,7 +22,7 @@ from tests.job.driven import TRAIN, Driven, after_a_loss, to
 from tests.job.test_joiners import assert_same
 from tests.manager.managed import Service
 from virtualflow.backends.local import LocalBackend
-from virtualflow.backends.machines import Names
+from virtualflow.backends.machines import DeviceNames
 from virtualflow.cli.jobs import describe
 from virtualflow.cluster.messages import DevicesJoined, DevicesLost
 from virtualflow.core.certificate import Certificate, compare
@@ -153,8 +153,8 @@ def test_a_lost_machine_is_lost_workers_and_devices_that_come_back_are_used(
     from virtualflow.backends.ray import machines
 
     machine = cluster.add_node(num_cpus=1, resources={"spare": 1}, **SMALL)
-    names, times = Names(), {}
-    names.see(machines(), 0.0)
+    names, times = DeviceNames(), {}
+    names.update(machines(), 0.0)
     assert [str(pool) for pool in names.pools] == ["big:2", "cpu:2+1+1", "spare:1"]
     there = {name for name, where in names.devices.items() if "spare" in where.resources}
     assert len(there) == 2
@@ -175,7 +175,7 @@ def test_a_lost_machine_is_lost_workers_and_devices_that_come_back_are_used(
     assert_same(calm, finished)
     assert [(change.cause, len(change.devices)) for change in finished.changes] == [("loss", 3), ("resize", 4)]
     assert times["noticed"] - times["removed"] < 12.0
-    lost, joined = names.see(machines(), 1.0)
+    lost, joined = names.update(machines(), 1.0)
     assert lost == DevicesLost(1.0, tuple(sorted(there)))
     assert isinstance(joined, DevicesJoined)
     assert len(joined.devices) == 1
@@ -183,7 +183,7 @@ def test_a_lost_machine_is_lost_workers_and_devices_that_come_back_are_used(
 
 
 def test_devices_that_are_not_there_are_named(on_ray: Any, tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"wants 9 device\(s\) of type cpu, and the Ray cluster has [34]"):
+    with pytest.raises(LaunchError, match=r"wants 9 devices of type cpu, and the Ray cluster has [34]"):
         Driven(on_ray, tmp_path, SCRIPT).run(9)
     with pytest.raises(LaunchError, match="no device of type V100: it has 2 big"):
         Driven(on_ray, tmp_path, SCRIPT).run(("V100:0",))

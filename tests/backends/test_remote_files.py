@@ -32,12 +32,12 @@ def test_the_next_lead_on_another_machine_fills_the_gap_and_repeats_nothing(tmp_
         for log in logs:
             log.write(step(number))
         if number == 2:  # the rest is lost with the machine
-            for news in outbox.news():
+            for news in outbox.new_pieces():
                 inbox.put(*news)
-    assert outbox.news()
+    assert outbox.new_pieces()
     leads[:] = [False, True]
     logs[1].write(step(5))
-    for news in Outbox(second).news():
+    for news in Outbox(second).new_pieces():
         Inbox(job).put(*news)
     assert steps(job / "events.jsonl") == [0, 1, 2, 3, 4, 5]
 
@@ -50,11 +50,11 @@ def test_whole_lines_and_whole_checkpoints_are_sent_once(tmp_path: Path, monkeyp
     outbox, inbox = Outbox(away), Inbox(job)
     (away / "events.jsonl").write_bytes(b"{} half a line")
     (away / "checkpoints" / ".step-000000001.pt.7.partial").touch()
-    assert outbox.news() == []
+    assert outbox.new_pieces() == []
     for number in range(1, 4):
         (away / "checkpoints" / f"step-00000000{number}.pt").write_bytes(bytes([number]) * (2 + number))
     pieces = 0
-    while found := outbox.news():
+    while found := outbox.new_pieces():
         pieces += len(found)
         for news in found:
             inbox.put(*news)

@@ -40,6 +40,10 @@ class FakeWorker:
         """What has come over the line since the last call."""
         return [message for message in self.wire.receive() or [] if not isinstance(message, Heartbeat)]
 
+    @property
+    def is_closed(self) -> bool:
+        return not self._outputs
+
     def close(self) -> None:
         self._socket.close()
         for descriptor in self._outputs.values():
@@ -82,8 +86,9 @@ class FakeBackend:
         return ended
 
     def kill(self, process: int, signal_number: int) -> None:
-        if signal_number == signal.SIGKILL:
-            self.end(self._by_process[process], -signal.SIGKILL)
+        worker = self._by_process[process]
+        if signal_number in (signal.SIGINT, signal.SIGKILL) and not worker.is_closed:
+            self.end(worker, -signal_number)
 
     def place_of(self, process: int) -> Place:
         return Place(LOOPBACK, process)

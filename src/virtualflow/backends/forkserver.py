@@ -37,7 +37,7 @@ _patience_seconds = 30.0
 
 
 def main() -> None:
-    # A Ctrl-C is the coordinator's business; and Slurm tells every process of a job to end, this one too.
+    # A Ctrl-C is the coordinator's business; and Slurm sends SIGTERM to every process of a job, this one too.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     adopt_orphans()  # what a worker leaves behind is ended with it

@@ -1,4 +1,4 @@
-"""A cluster's machines, as their resources tell, and their devices under names that last."""
+"""A cluster's machines by their resources, and their devices under names that last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from virtualflow.core.devices import CPU, Pool, type_of
 from virtualflow.errors import LaunchError
 
 GPU = "GPU"
-_KIND = "accelerator_type:"
+_MODEL = "accelerator_type:"
 _NO_DEVICES = ("memory", "object_store_memory")
 
 
@@ -26,21 +26,21 @@ class Machine:
     @property
     def gpu_type(self) -> str:
         """The type of its GPUs: the model, if the cluster knows it."""
-        return next((name.removeprefix(_KIND) for name in self.resources if name.startswith(_KIND)), GPU)
+        return next((name.removeprefix(_MODEL) for name in self.resources if name.startswith(_MODEL)), GPU)
 
     @property
     def devices(self) -> dict[str, int]:
         """How many devices of each type it has: cores, GPUs by their model, and custom resources by their name."""
         found = Counter[str]()
         for name, amount in self.resources.items():
-            if name in _NO_DEVICES or name.startswith((_KIND, "node:", "bundle_group_")):
+            if name in _NO_DEVICES or name.startswith((_MODEL, "node:", "bundle_group_")):
                 continue
             found[{"CPU": CPU, "GPU": self.gpu_type}.get(name, name)] += int(amount)
         return {name: count for name, count in sorted(found.items()) if count}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DeviceRequest:
     """What to ask the cluster for, to have one device."""
 
     cpus: float = 0.0
@@ -55,18 +55,18 @@ class Request:
         }
 
 
-def request(device_type: str, machines: Sequence[Machine], threads_per_device: int, *, any_gpu: bool) -> Request:
+def request(device_type: str, machines: Sequence[Machine], threads_per_device: int, *, any_gpu: bool) -> DeviceRequest:
     """What one device of a type is in the cluster's words. A core, or several, if no machine knows the type."""
     for machine in machines:
         if "GPU" in machine.resources and device_type == GPU:
-            return Request(gpus=1)
+            return DeviceRequest(gpus=1)
         if "GPU" in machine.resources and device_type == machine.gpu_type:
-            return Request(gpus=1, resources={f"{_KIND}{device_type}": 0.001})
+            return DeviceRequest(gpus=1, resources={f"{_MODEL}{device_type}": 0.001})
         if device_type != CPU and device_type in machine.devices:
-            return Request(resources={device_type: 1})
+            return DeviceRequest(resources={device_type: 1})
     if device_type == CPU and any_gpu and any("GPU" in machine.resources for machine in machines):
-        return Request(gpus=1)
-    return Request(cpus=threads_per_device)
+        return DeviceRequest(gpus=1)
+    return DeviceRequest(cpus=threads_per_device)
 
 
 def pools(machines: Iterable[Machine]) -> tuple[Pool, ...]:
@@ -87,11 +87,11 @@ def check(
     any_gpu: bool,
 ) -> None:
     """Raise LaunchError if the cluster does not have all of *devices*. A core stands for an *emulated* type."""
-    there = {pool.device_type: pool.count for pool in pools(machines)}
-    has = ", ".join(f"{count} {name}" for name, count in there.items()) or "no devices"
+    present = {pool.device_type: pool.count for pool in pools(machines)}
+    has = ", ".join(f"{count} {name}" for name, count in present.items()) or "no devices"
     stand_ins = set(emulated)
     for name, count in Counter(type_of(device) for device in devices).items():
-        if name != CPU and name not in there and name not in stand_ins:
+        if name != CPU and name not in present and name not in stand_ins:
             raise LaunchError(
                 f"the Ray cluster has no device of type {name}: it has {has}. Start its machine with ray start "
                 f"--resources '{{\"{name}\": 1}}', or with a GPU of that model."
@@ -100,7 +100,7 @@ def check(
         room = int(min(_amount(machines, resource) // each for resource, each in wanted.amounts.items()))
         if count > room:
             raise LaunchError(
-                f"the job wants {count} device(s) of type {name}, and the Ray cluster has {room}: in all it has {has}. "
+                f"the job wants {count} devices of type {name}, and the Ray cluster has {room}: in all it has {has}. "
                 "Use fewer devices, or let more machines join the cluster."
             )
 
@@ -109,7 +109,7 @@ def _amount(machines: Iterable[Machine], resource: str) -> float:
     return sum(machine.resources.get(resource, 0.0) for machine in machines)
 
 
-class Names:
+class DeviceNames:
     """The devices of a cluster whose machines come and go: each has one name for as long as its machine is known."""
 
     def __init__(self) -> None:
@@ -119,16 +119,16 @@ class Names:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """What is there now."""
+        """The devices of the machines that are alive, by type."""
         return pools(self._alive.values())
 
     @property
     def devices(self) -> dict[str, Machine]:
-        """The devices that are there now, each with its machine."""
+        """The devices of the machines that are alive, each with its machine."""
         return {name: machine for key, machine in self._alive.items() for name in self._named[key]}
 
-    def see(self, machines: Iterable[Machine], seconds: float) -> list[DevicesLost | DevicesJoined]:
-        """These are the machines now: what has become of the devices?"""
+    def update(self, machines: Iterable[Machine], seconds: float) -> list[DevicesLost | DevicesJoined]:
+        """These are the machines now; return which devices were lost, and which have joined."""
         now = {machine.id: machine for machine in machines}
         lost = [name for key in self._alive if key not in now for name in self._named[key]]
         new = [machine for key, machine in now.items() if key not in self._alive]

@@ -2,7 +2,7 @@
 
 An actor holds each device, wherever Ray finds one; another one on each machine, its *outpost*, forks the workers there.
 All that passes between the coordinator and a worker goes through Ray's own calls. An actor or a machine that is lost,
-or not heard of for a while, is workers that were killed.
+or silent for a while, is workers that were killed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any, Self
 
 from virtualflow.backends import machines as clusters
 from virtualflow.backends.machines import Machine
-from virtualflow.backends.remote_lines import Relay
-from virtualflow.backends.remote_workers import Outpost
+from virtualflow.backends.remote_io import RemoteIO
+from virtualflow.backends.remote_workers import JobFiles, Outpost
 from virtualflow.core.devices import Pool, type_of
 from virtualflow.errors import LaunchError
 from virtualflow.job.backend import Exit, Place
@@ -57,10 +57,10 @@ except ImportError as error:
         f"--backend ray needs Ray, which can't be imported ({error}). Install it: pip install 'virtualflow[ray]'"
     ) from error
 
-SILENCE_SECONDS = 10.0  # an outpost says something every second: after this long it is lost, whatever Ray believes
+SILENCE_SECONDS = 10.0  # an outpost answers every second: after this long it is lost, whatever Ray believes
 CONNECT_SECONDS = 5.0
 PLACE_SECONDS = 60.0  # for all first workers to have their devices
-TELL_SECONDS = 10.0  # of waiting for a device, before the job's log says so
+WARN_SECONDS = 10.0  # of waiting for a device, before the job's log says so
 END_SECONDS = 3.0
 TICK_SECONDS = 0.2
 KILLED = -signal.SIGKILL
@@ -135,7 +135,7 @@ class RayBackend:
         self._pinned = pinned or {}
         self._cluster = address
         self._numbers = itertools.count(1)
-        self._lines: dict[int, _Line] = {}
+        self._workers: dict[int, _RayWorker] = {}
         self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
@@ -146,7 +146,7 @@ class RayBackend:
             owned.callback(self._woken.close)
             owned.callback(self._wake.close)
             self._outposts = owned.enter_context(_Outposts(self._threads, self._hash_seed))
-            self._first = _Together()
+            self._barrier = _StartBarrier()
             owned.callback(self._end_all)
             self._owned = owned.pop_all()
         return self
@@ -162,10 +162,10 @@ class RayBackend:
     def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
         number = next(self._numbers)
         if not spec.joins:
-            self._first.expect(spec.job_id, spec.devices)
-        line = _Line(number, spec, self._hold(spec.device), (stdout, stderr, control))
-        self._lines[number] = line
-        threading.Thread(target=self._attend, args=(line,), daemon=True).start()
+            self._barrier.expect(spec.job_id, spec.devices)
+        worker = _RayWorker(number, spec, self._hold(spec.device), (stdout, stderr, control))
+        self._workers[number] = worker
+        threading.Thread(target=self._attend, args=(worker,), daemon=True).start()
         return number
 
     def exits(self, timeout_seconds: float = 0.0) -> list[Exit]:
@@ -176,11 +176,11 @@ class RayBackend:
         return [self._exits.get() for _ in range(self._exits.qsize())]
 
     def kill(self, process: int, signal_number: int) -> None:
-        if process in self._lines:
-            self._lines[process].kill(signal_number)
+        if process in self._workers:
+            self._workers[process].kill(signal_number)
 
     def place_of(self, process: int) -> Place:
-        return self._lines[process].place
+        return self._workers[process].place
 
     def fileno(self) -> int:
         return self._woken.fileno()
@@ -189,38 +189,38 @@ class RayBackend:
         """An actor that has the device, or will have it."""
         wanted = clusters.request(type_of(device), machines(), self._threads, any_gpu=self._any_gpu)
         amounts = {"num_cpus": wanted.cpus, "num_gpus": wanted.gpus, "resources": dict(wanted.resources)}
-        return _actor(_Holder, self._pinned.get(device), amounts | {"concurrency_groups": {"stay": 1}})
+        return _actor(_DeviceHolder, self._pinned.get(device), amounts | {"concurrency_groups": {"stay": 1}})
 
-    def _attend(self, line: _Line) -> None:
+    def _attend(self, worker: _RayWorker) -> None:
         """A worker from its device's grant to its end, in a thread of its own."""
         code = KILLED
         try:
-            machine, environment = line.once_placed()
+            machine, environment = worker.once_placed()
             outpost = self._outposts.on(machine)
-            self._first.arrive(line.job_id, line.device)
-            self._first.wait(line.job_id, line.is_wanted)
-            outpost.start(line, environment)
-            code = line.until_its_end()
+            self._barrier.arrive(worker.job_id, worker.device)
+            self._barrier.wait(worker.job_id, worker.is_wanted)
+            outpost.start(worker, environment)
+            code = worker.until_its_end()
         except RayTaskError as error:
-            code = line.fail(str(error.cause or error))
+            code = worker.fail(str(error.cause or error))
         except (LaunchError, RayError) as error:
-            code = line.fail(str(error))
+            code = worker.fail(str(error))
         finally:
-            self._first.arrive(line.job_id, line.device)
-            line.close()
-            self._exits.put(Exit(line.number, code))
+            self._barrier.arrive(worker.job_id, worker.device)
+            worker.close()
+            self._exits.put(Exit(worker.number, code))
             with contextlib.suppress(OSError):
                 self._wake.send(b".")
 
     def _end_all(self) -> None:
-        for line in self._lines.values():
-            line.kill(signal.SIGKILL)
+        for worker in self._workers.values():
+            worker.kill(signal.SIGKILL)
         deadline = time.monotonic() + END_SECONDS
-        for line in self._lines.values():
-            line.ended.wait(max(0.0, deadline - time.monotonic()))
+        for worker in self._workers.values():
+            worker.ended.wait(max(0.0, deadline - time.monotonic()))
 
 
-class _Holder:
+class _DeviceHolder:
     """The actor that has a device."""
 
     def where(self) -> tuple[str, dict[str, str]]:
@@ -231,7 +231,7 @@ class _Holder:
         return context.get_node_id(), visible
 
     def stay(self) -> None:
-        """For good: whoever waits for this hears when the actor is lost."""
+        """For good: whoever waits for this notices when the actor is lost."""
         threading.Event().wait()
 
 
@@ -248,7 +248,7 @@ class _Outposts:
     def __init__(self, threads_per_device: int, hash_seed: str) -> None:
         self._settings = threads_per_device, hash_seed
         self._lock = threading.Lock()
-        self._known: dict[str, _OutpostLine] = {}
+        self._known: dict[str, _OutpostHandle] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -257,27 +257,27 @@ class _Outposts:
         for outpost in self._known.values():
             outpost.end()
 
-    def on(self, machine_id: str) -> _OutpostLine:
+    def on(self, machine_id: str) -> _OutpostHandle:
         """The one of a machine, once it is ready."""
         with self._lock:
             outpost = self._known.get(machine_id)
             if outpost is None or outpost.lost.is_set():
-                outpost = self._known[machine_id] = _OutpostLine(machine_id, *self._settings)
+                outpost = self._known[machine_id] = _OutpostHandle(machine_id, *self._settings)
         outpost.ready()
         return outpost
 
 
-class _OutpostLine:
-    """An outpost as seen from here. A thread listens to all its workers."""
+class _OutpostHandle:
+    """An outpost as seen from here. A thread reads what all its workers write."""
 
     def __init__(self, machine_id: str, threads_per_device: int, hash_seed: str) -> None:
-        options = {"num_cpus": 0, "concurrency_groups": {"hear": 1, "tell": 1}}
+        options = {"num_cpus": 0, "concurrency_groups": {"read": 1, "write": 1}}
         self.actor = _actor(_OutpostActor, machine_id, options, threads_per_device, hash_seed)
         self.lost = threading.Event()
         self._prepared = self.actor.prepare.remote(os.getcwd())
         self._starting = threading.Lock()
-        self._listener: threading.Thread | None = None
-        self._lines: dict[int, _Line] = {}
+        self._reader: threading.Thread | None = None
+        self._workers: dict[int, _RayWorker] = {}
 
     def ready(self) -> None:
         try:
@@ -287,48 +287,48 @@ class _OutpostLine:
             _end(self.actor)
             raise
         with self._starting:
-            if self._listener is None:
-                self._listener = threading.Thread(target=self._listen, daemon=True)
-                self._listener.start()
+            if self._reader is None:
+                self._reader = threading.Thread(target=self._read_all, daemon=True)
+                self._reader.start()
 
     def end(self) -> None:
         _end(self.actor)
-        if self._listener is not None:
-            self._listener.join(END_SECONDS)
+        if self._reader is not None:
+            self._reader.join(END_SECONDS)
 
-    def start(self, line: _Line, environment: dict[str, str]) -> None:
-        self._lines[line.number] = line
-        furniture = None if ray.get(self.actor.sees.remote(line.spec.job_folder)) else _furniture(line.spec)
-        started = self.actor.start.remote(line.number, encoded(line.spec), environment, furniture)
-        line.runs_on(self, int(ray.get(started)))
+    def start(self, worker: _RayWorker, environment: dict[str, str]) -> None:
+        self._workers[worker.number] = worker
+        files = None if ray.get(self.actor.sees.remote(worker.spec.job_folder)) else _job_files(worker.spec)
+        started = self.actor.start.remote(worker.number, encoded(worker.spec), environment, files)
+        worker.runs_on(self, int(ray.get(started)))
         if self.lost.is_set():
-            line.end(KILLED)
+            worker.end(KILLED)
 
-    def tell(self, number: int, data: bytes) -> None:
+    def write(self, number: int, data: bytes) -> None:
         with contextlib.suppress(RayError):
-            self.actor.tell.options(concurrency_group="tell").remote(number, data)
+            self.actor.write.options(concurrency_group="write").remote(number, data)
 
     def kill(self, number: int, signal_number: int) -> None:
         with contextlib.suppress(RayError):
             self.actor.kill.remote(number, signal_number)
 
-    def _listen(self) -> None:
-        hear = self.actor.hear.options(concurrency_group="hear")
+    def _read_all(self) -> None:
+        read = self.actor.read.options(concurrency_group="read")
         try:
             while True:
-                heard, ended = ray.get(hear.remote(), timeout=SILENCE_SECONDS)
-                for number, stream, data in heard:
-                    self._lines[number].relay.write(stream, data)
+                chunks, ended = ray.get(read.remote(), timeout=SILENCE_SECONDS)
+                for number, stream, data in chunks:
+                    self._workers[number].io.write(stream, data)
                 for number, code in ended:
-                    self._lines.pop(number).end(code)
-        except Exception:  # whatever it is: nobody hears these workers any more
+                    self._workers.pop(number).end(code)
+        except Exception:  # whatever it is: nothing comes from these workers any more
             self.lost.set()
             _end(self.actor)
-            for line in list(self._lines.values()):
-                line.end(KILLED)
+            for worker in list(self._workers.values()):
+                worker.end(KILLED)
 
 
-class _Together:
+class _StartBarrier:
     """The first workers of a job start when all have their devices: they wait for each other from then on."""
 
     def __init__(self) -> None:
@@ -352,8 +352,8 @@ class _Together:
                 self._change.wait(TICK_SECONDS)
 
 
-class _Line:
-    """A worker as seen from here: its device's holder, its outpost, and the coordinator's lines to it."""
+class _RayWorker:
+    """A worker as seen from here: its device's holder, its outpost, and its output and line."""
 
     def __init__(self, number: int, spec: WorkerSpec, holder: Any, descriptors: tuple[int, int, int]) -> None:
         self.number = number
@@ -362,37 +362,35 @@ class _Line:
         self.place = Place("", 0)
         self.ended = threading.Event()
         self._holder = holder
-        self._outpost: _OutpostLine | None = None
+        self._outpost: _OutpostHandle | None = None
         self._code = KILLED
         self._unwanted = False
-        self.relay = Relay(Path(spec.job_folder), *descriptors)
+        self.io = RemoteIO(Path(spec.job_folder), *descriptors)
 
     def is_wanted(self) -> bool:
         return not self._unwanted
 
     def once_placed(self) -> tuple[str, dict[str, str]]:
         """Wait for the device. A worker that joins later does so for as long as nobody asks it to end."""
-        began, told = time.monotonic(), False
+        began, warned = time.monotonic(), False
         where = self._holder.where.remote()
         while not ray.wait([where], timeout=TICK_SECONDS)[0]:
             waited_seconds = time.monotonic() - began
             if not self.spec.joins and waited_seconds > PLACE_SECONDS:
                 raise LaunchError(
-                    f"device {self.device} was not to be had within {PLACE_SECONDS:.0f} s: other programs use the Ray "
-                    f"cluster's devices ({_free()} are free). Use fewer, or wait until they have ended."
+                    f"device {self.device} did not become free within {PLACE_SECONDS:.0f} s: other programs use the "
+                    f"Ray cluster's devices ({_free()} are free). Use fewer devices, or wait until those have ended."
                 )
-            if not told and waited_seconds > TELL_SECONDS:
-                told = True
-                self.relay.write(
-                    "stderr", f"device {self.device}: waiting until the Ray cluster has one free\n".encode()
-                )
+            if not warned and waited_seconds > WARN_SECONDS:
+                warned = True
+                self.io.write("stderr", f"device {self.device}: waiting until the Ray cluster has one free\n".encode())
         machine_id, environment = ray.get(where)
         return str(machine_id), dict(environment)
 
-    def runs_on(self, outpost: _OutpostLine, pid: int) -> None:
+    def runs_on(self, outpost: _OutpostHandle, pid: int) -> None:
         self.place = Place(outpost.address, pid)
         self._outpost = outpost
-        self.relay.connect(lambda data: outpost.tell(self.number, data))
+        self.io.connect(lambda data: outpost.write(self.number, data))
         if self._unwanted:
             outpost.kill(self.number, signal.SIGKILL)
 
@@ -423,28 +421,27 @@ class _Line:
         if self._unwanted:
             return KILLED
         if self.spec.joins:
-            self.relay.write("stderr", f"{text}\n".encode())
+            self.io.write("stderr", f"{text}\n".encode())
             return KILLED
-        self.relay.fail(Failure(self.device, "LaunchError", f"{text}\n", False))
+        self.io.fail(Failure(self.device, "LaunchError", f"{text}\n", False))
         return 1
 
     def close(self) -> None:
         self.ended.set()
         _end(self._holder)
-        self.relay.close()
+        self.io.close()
 
 
-def _furniture(spec: WorkerSpec) -> Any:
-    """What a worker needs that does not see the job's folder."""
+def _job_files(spec: WorkerSpec) -> JobFiles:
     checkpoint = Path(spec.resume_from).read_bytes() if spec.resume_from else None
-    return read_modules(JobFolder(Path(spec.job_folder)).snapshot), checkpoint
+    return JobFiles(read_modules(JobFolder(Path(spec.job_folder)).snapshot), checkpoint)
 
 
-def _actor(kind: type, machine_id: str | None, options: dict[str, Any], *arguments: Any) -> Any:
+def _actor(actor_class: type, machine_id: str | None, options: dict[str, Any], *arguments: Any) -> Any:
     """An actor, on a certain machine if one is given."""
     where = NodeAffinitySchedulingStrategy(machine_id, soft=False) if machine_id is not None else "DEFAULT"
     remote: Any = ray.remote
-    return remote(**options)(kind).options(scheduling_strategy=where).remote(*arguments)
+    return remote(**options)(actor_class).options(scheduling_strategy=where).remote(*arguments)
 
 
 def _end(actor: Any) -> None:

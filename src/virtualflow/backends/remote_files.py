@@ -15,7 +15,7 @@ MORE = "+"  # after the name of a file of which more will come
 
 
 class Outbox:
-    """Finds what a worker has written to *folder* since it was last asked: lines of streams, checkpoints in pieces."""
+    """Finds what a worker has written to *folder* since the last call: lines of streams, checkpoints in pieces."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -23,13 +23,14 @@ class Outbox:
         self._sent: set[Path] = set()  # checkpoints
         self._under_way: BinaryIO | None = None
 
-    def news(self) -> list[tuple[str, bytes]]:
-        found = []
+    def new_pieces(self) -> list[tuple[str, bytes]]:
+        """The names of files, and what comes next in each."""
+        pieces = []
         for stream in sorted(self._folder.glob("events*.jsonl")):
             reader = self._streams.setdefault(stream, LineReader(stream))
             if data := b"".join(line + b"\n" for line in reader.read()):
-                found.append((stream.name, data))
-        return found + self._piece()
+                pieces.append((stream.name, data))
+        return pieces + self._piece()
 
     def _piece(self) -> list[tuple[str, bytes]]:
         """The next piece of a checkpoint (a whole one might take too long); all but the last under a marked name."""

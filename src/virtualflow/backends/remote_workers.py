@@ -1,4 +1,4 @@
-"""Workers on another machine: forks them there, and passes on what they say and what they are told."""
+"""Workers on another machine: forks them there, and passes on what they write and the messages to them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,17 +22,24 @@ from virtualflow.job.json_lines import decoded
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.program.manifest import write_modules
 
-HEAR_SECONDS = 1.0  # silence is a sign of life, too
+READ_SECONDS = 1.0  # then an empty answer is a sign of life
 LOOK_SECONDS = 0.05  # between two looks at what workers have written
 PIECE = 1 << 16
 RESUMED = "resumed.pt"
 _SPECS = Decoder(WorkerSpec)
-Heard = tuple[int, str, bytes]  # a worker's number, a stream or a file, and what has come there
-Furniture = tuple[dict[str, str], bytes | None]  # the job's modules, and the checkpoint that it goes on from
+Chunk = tuple[int, str, bytes]  # a worker's number, a stream or a file, and what was written there
 
 
-class _Seat:
-    """One worker's lines. *folder* stands for the job's if this machine does not see that."""
+@dataclass(frozen=True, slots=True)
+class JobFiles:
+    """What a worker needs of a job's folder that its machine does not see."""
+
+    modules: dict[str, str]
+    checkpoint: bytes | None  # that the job goes on from
+
+
+class _WorkerIO:
+    """One worker's output and line. *folder* stands for the job's if this machine does not see that."""
 
     def __init__(self, folder: Path | None) -> None:
         self.pid = 0
@@ -66,7 +74,7 @@ class _Seat:
 class Outpost:
     """Owns a fork server, so that a worker starts in milliseconds. Each worker has the number that its starter gave it.
 
-    ``hear`` and ``tell`` may be called from a thread each, beside the one that calls the rest.
+    ``read`` and ``write`` may be called from a thread each, beside the one that calls the rest.
     """
 
     def __init__(self, threads_per_device: int, address: str, hash_seed: str = "0") -> None:
@@ -74,7 +82,7 @@ class Outpost:
         self._address = address
         self._forking = threading.Lock()
         self._selector = selectors.DefaultSelector()
-        self._seats: dict[int, _Seat] = {}
+        self._workers: dict[int, _WorkerIO] = {}
 
     def prepare(self, folder: str) -> str:
         """Be ready to start workers, in *folder* if this machine has it; return the machine's address."""
@@ -89,78 +97,82 @@ class Outpost:
         return Path(folder, "job.json").exists()
 
     def start(
-        self, number: int, spec_text: bytes, environment: Mapping[str, str], furniture: Furniture | None = None
+        self, number: int, spec_text: bytes, environment: Mapping[str, str], files: JobFiles | None = None
     ) -> int:
-        """Start a worker; return its process's id. With *furniture*, all that it writes to the job's folder is told."""
+        """Start a worker; return its process's id. With *files*, what it writes to the job's folder is read, too."""
         spec = decoded(_SPECS, spec_text).elsewhere(self._address, sees_one=bool(environment))
-        folder = Path(tempfile.mkdtemp(prefix="vf-outpost-")) if furniture is not None else None
-        if folder is not None and furniture is not None:
+        folder = Path(tempfile.mkdtemp(prefix="vf-outpost-")) if files is not None else None
+        if folder is not None and files is not None:
             spec = spec.in_folder(str(folder), resume_from=str(folder / RESUMED))
-            write_modules(folder / "snapshot", furniture[0])
-            (folder / RESUMED).write_bytes(furniture[1] or b"")
-        seat = _Seat(folder)
+            write_modules(folder / "snapshot", files.modules)
+            (folder / RESUMED).write_bytes(files.checkpoint or b"")
+        worker = _WorkerIO(folder)
         try:
             with self._forking:
-                outputs = seat.writers[0], seat.writers[1]
-                seat.pid = self._backend.start(spec, *outputs, seat.theirs.fileno(), environment)
-                self._seats[number] = seat
+                outputs = worker.writers[0], worker.writers[1]
+                worker.pid = self._backend.start(spec, *outputs, worker.theirs.fileno(), environment)
+                self._workers[number] = worker
         finally:
-            seat.close_theirs()
-        for name, (descriptor, read) in seat.streams.items():
+            worker.close_theirs()
+        for name, (descriptor, read) in worker.streams.items():
             self._selector.register(descriptor, selectors.EVENT_READ, (number, name, read))
-        return seat.pid
+        return worker.pid
 
-    def hear(self) -> tuple[list[Heard], list[tuple[int, int]]]:
-        """What workers have said or written since the last call; and who has ended, with which exit code."""
-        apart = any(seat.outbox is not None for seat in self._seats.values())
-        heard = self._read(LOOK_SECONDS if apart else HEAR_SECONDS)
+    def read(self) -> tuple[list[Chunk], list[tuple[int, int]]]:
+        """What workers have written since the last call; and who has ended, with which exit code."""
+        apart = any(worker.outbox is not None for worker in self._workers.values())
+        chunks = self._read(LOOK_SECONDS if apart else READ_SECONDS)
         with self._forking:
             codes = {end.process: end.code for end in self._backend.exits(0.0)}
-            for seat in self._seats.values():
-                seat.code = codes.get(seat.pid, seat.code)
-            gone = {number: seat for number, seat in self._seats.items() if seat.code is not None}
-        more = bool(gone)  # the last words of those who are gone
+            for worker in self._workers.values():
+                worker.code = codes.get(worker.pid, worker.code)
+            gone = {number: worker for number, worker in self._workers.items() if worker.code is not None}
+        more = bool(gone)  # the last output of those who have ended
         while more:
             last = self._read(0.0)
-            heard += last
+            chunks += last
             more = any(number in gone for number, _, _ in last)
-        written = {number: seat.outbox.news() for number, seat in list(self._seats.items()) if seat.outbox is not None}
-        heard += [(number, *news) for number, all_news in written.items() for news in all_news]
-        ended = [(number, seat.code) for number, seat in gone.items() if not written.get(number)]
+        written = {
+            number: worker.outbox.new_pieces()
+            for number, worker in list(self._workers.items())
+            if worker.outbox is not None
+        }
+        chunks += [(number, *piece) for number, pieces in written.items() for piece in pieces]
+        ended = [(number, worker.code) for number, worker in gone.items() if not written.get(number)]
         for number, _ in ended:
             self._forget(number)
-        return heard, [(number, code) for number, code in ended if code is not None]
+        return chunks, [(number, code) for number, code in ended if code is not None]
 
-    def tell(self, number: int, data: bytes) -> None:
-        """Pass on what the coordinator says to a worker."""
-        if (seat := self._seats.get(number)) is not None:
+    def write(self, number: int, data: bytes) -> None:
+        """Pass on messages of the coordinator to a worker."""
+        if (worker := self._workers.get(number)) is not None:
             with contextlib.suppress(OSError):
-                seat.control.sendall(data)
+                worker.control.sendall(data)
 
     def kill(self, number: int, signal_number: int) -> None:
         """Send a signal to a worker and all that it has started."""
-        if (seat := self._seats.get(number)) is not None:
-            self._backend.kill(seat.pid, signal_number)
+        if (worker := self._workers.get(number)) is not None:
+            self._backend.kill(worker.pid, signal_number)
 
-    def _read(self, timeout_seconds: float) -> list[Heard]:
-        heard = []
+    def _read(self, timeout_seconds: float) -> list[Chunk]:
+        chunks = []
         for key, _ in self._selector.select(timeout_seconds):
             if key.data is None:
-                continue  # somebody has started or ended
+                continue  # a worker has started or ended
             number, name, read = key.data
             try:
                 data = read()
             except OSError:
                 data = b""
             if data:
-                heard.append((number, name, data))
+                chunks.append((number, name, data))
             else:
                 self._selector.unregister(key.fileobj)
-        return heard
+        return chunks
 
     def _forget(self, number: int) -> None:
-        seat = self._seats.pop(number)
-        for descriptor, _ in seat.streams.values():
+        worker = self._workers.pop(number)
+        for descriptor, _ in worker.streams.values():
             if descriptor in self._selector.get_map():
                 self._selector.unregister(descriptor)
-        seat.close()
+        worker.close()

@@ -31,7 +31,7 @@ class LeaveNotices:
 
 @dataclass(slots=True)
 class LossReports:
-    """Workers whose collective has failed, and when each of them first said so."""
+    """Workers whose collective has failed, and when each of them first reported it."""
 
     newest_loss: int = 0  # the newest generation that was published because of a loss
     _reported_at: dict[DeviceId, float] = field(default_factory=dict)

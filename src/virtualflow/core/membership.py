@@ -101,10 +101,10 @@ class Membership(Protocol):
 
     @property
     def seen(self) -> int:
-        """The newest generation that this worker has heard of."""
+        """The newest generation that this worker has received."""
 
     def all_have_seen(self, generation: int) -> None:
-        """Every worker has heard of *generation*, and every worker knows that by now."""
+        """Every worker has received *generation*, and every worker knows that by now."""
 
     @property
     def change_is_due(self) -> bool:
@@ -125,18 +125,18 @@ class Membership(Protocol):
 
     @property
     def orphaned(self) -> bool:
-        """Whether it must stop because nobody is left to say who belongs to the job, as all who are left know."""
+        """Whether it must stop because the coordinator is gone, as all who are left know."""
 
     def stop(self) -> NoReturn:
         """End this worker; the checkpoint is written."""
 
     def leave_early(self) -> None:
-        """Outside of a step: go now if this worker was told to leave, and the others know that they go on without."""
+        """Outside of a step: end now if this worker got a preemption notice, and the others know that it leaves."""
 
     def recover(self) -> None:
         """A peer was lost: wait for the generation without it, and form its group.
 
-        If nobody is left to say which that is, one worker returns, alone, and the others end here.
+        If the coordinator is gone, too, one worker returns, alone, and the others end here.
         """
 
     @property

@@ -119,7 +119,7 @@ class Roster:
 
     @property
     def failures(self) -> int:
-        """How many workers were lost that nobody had told to leave."""
+        """How many workers were lost without a preemption notice."""
         return self._failures
 
     def group(self, name: str) -> tuple[DeviceId, ...]:

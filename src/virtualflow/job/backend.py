@@ -32,7 +32,7 @@ class Place:
 
 
 class Backend(Protocol):
-    """Starts and stops the processes of a job, on any machines, and tells when one has ended.
+    """Starts and stops the processes of a job, on any machines, and reports when one has ended.
 
     A process has a number here. For one of this machine, that is its process id.
     """
@@ -45,7 +45,7 @@ class Backend(Protocol):
         """Raise LaunchError if there are no such *devices*, all at once, to start workers on."""
 
     def start(self, spec: WorkerSpec, stdout: int, stderr: int, control: int) -> int:
-        """Start a worker that prints to the given descriptors and hears from *control*; return its number, at once.
+        """Start a worker that prints to the given descriptors, with its line at *control*; return its number at once.
 
         Raises NotReadyError if that is not possible now.
         """
@@ -60,4 +60,4 @@ class Backend(Protocol):
         """Where a process is."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable when ``exits`` has something to tell."""
+        """A descriptor that is readable when ``exits`` has something to return."""

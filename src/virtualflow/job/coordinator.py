@@ -46,7 +46,7 @@ TICK_SECONDS = 0.1
 RETRY_SECONDS = 0.5  # before a worker that could not be started is tried again
 START_SECONDS = 120.0  # for a process to fork the first ones from
 NOTICES = {signal.SIGINT: "\nstopping with a checkpoint; Ctrl-C again stops at once"}
-NOTICE = "told to end: stopping with a checkpoint"
+NOTICE = "got a signal to end: stopping with a checkpoint"
 LATE_STOP = "the workers did not reach a step boundary in time, so the job was stopped without a new checkpoint\n"
 
 _log = logging.getLogger("virtualflow")
@@ -392,7 +392,7 @@ class Coordinator:
         return worker.device == self.roster.generation.devices[0]
 
     def _unseen_stderr(self, worker: Worker) -> str:
-        """Why a script has called sys.exit, where only a worker said so whose output is not shown."""
+        """Why a script has called sys.exit, if only a worker printed that whose output is not shown."""
         shown = (other.stderr_tail for other in self._crew.workers.values() if self._is_lead(other))
         if self._is_lead(worker) or worker.stderr_tail in shown:
             return ""

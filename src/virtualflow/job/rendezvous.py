@@ -152,7 +152,7 @@ class TorchGroup:
             self.cut_connections()
 
     def _check_connections(self, sockets: set[tuple[int, int]]) -> None:
-        """Raise RuntimeError unless each connection is with a worker of the group, which says so itself."""
+        """Raise RuntimeError unless each connection is with a worker of the group, which has posted it itself."""
         mine = {ends for descriptor, _ in sockets if (ends := _endpoints(descriptor)) is not None}
         self._store.set(f"connections/{self.rank}", json.dumps(sorted(mine)))
         others = [rank for rank in range(self.size) if rank != self.rank]

@@ -1,9 +1,9 @@
 """The token that lets workers from other launchers join a job. Who does not have it learns nothing.
 
-The line is encrypted, and the token file names the fingerprint of the job's certificate, so a worker knows whom it
-talks to. Each side then shows that it has the token, by an HMAC over the other's nonce and that fingerprint: the token
-itself never travels, and an answer is of no use on another connection. What follows are messages of
-``job.wire_messages``; nothing that comes from the network is unpickled.
+The line is encrypted, and the token file names the fingerprint of the job's certificate, so a worker knows that it is
+connected to the job. Each side then shows that it has the token, by an HMAC over the other's nonce and that
+fingerprint: the token itself never travels, and an answer is of no use on another connection. What follows are messages
+of ``job.wire_messages``; nothing that comes from the network is unpickled.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def connect(host: str, port: int, token: Token) -> Joined:
     """Join the job that listens at *host*, after both sides have shown the token."""
     if not token.fingerprint:
         raise LaunchError(
-            "the token file names no certificate, so this machine can't know whether it talks to the job. Copy the "
-            "whole file again from the job's machine."
+            "the token file names no certificate, so this machine can't know whether it is the job that answers. Copy "
+            "the whole file again from the job's machine."
         )
     try:
         connection, address = tls.connect(host, port, token.fingerprint, ANSWER_SECONDS)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from virtualflow import __version__
-from virtualflow.backends.machines import Names
+from virtualflow.backends.machines import DeviceNames
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.core.devices import Pool
 from virtualflow.core.emulation import Devices
@@ -53,7 +53,7 @@ def ray_devices(emulate: Emulate) -> Iterator[tuple[Cluster, LookForMachines]]:
     """A Ray cluster's devices, whose machines come and go."""
     from virtualflow.backends import ray  # raises LaunchError if it is not installed
 
-    names, looked = Names(), time.monotonic()
+    names, looked = DeviceNames(), time.monotonic()
 
     def machines() -> dict[str, str]:
         return {name: machine.id for name, machine in names.devices.items()}
@@ -62,11 +62,11 @@ def ray_devices(emulate: Emulate) -> Iterator[tuple[Cluster, LookForMachines]]:
         nonlocal looked
         if time.monotonic() > looked + RAY_SECONDS:
             looked = time.monotonic()
-            if news := names.see(ray.machines(), time.time()):
+            if news := names.update(ray.machines(), time.time()):
                 manager.change_machines(news, machines())
 
     with ray.connected():
-        names.see(ray.machines(), time.time())
+        names.update(ray.machines(), time.time())
         devices = emulate(names.pools)
         known = {name: value for name, value in os.environ.items() if name.startswith("RAY_A")}  # address, token
         yield Cluster(devices.pools, devices.emulated, "ray", machines=machines(), environment=known), look

@@ -1,4 +1,4 @@
-"""The coordinator's lines to a worker on another machine: what it says comes in here, what it is told goes out."""
+"""The coordinator's side of a worker on another machine: what the worker writes comes in here, its messages go out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from virtualflow.job.spec import Failure
 from virtualflow.job.wire import Wire
 from virtualflow.job.wire_messages import TO_WORKER, WorkerFailed
 
-Tell = Callable[[bytes], None]
+Send = Callable[[bytes], None]
 
 
-class Relay:
-    """Stands for the worker at the ends of the lines that the coordinator has made for it."""
+class RemoteIO:
+    """Stands for the worker at the ends of the descriptors that the coordinator has made for it."""
 
     def __init__(self, job_folder: Path, stdout: int, stderr: int, control: int) -> None:
         self._outputs = {"stdout": os.dup(stdout), "stderr": os.dup(stderr)}
@@ -26,20 +26,20 @@ class Relay:
         self._inbox = Inbox(job_folder)
         self._writing = threading.Lock()
         self._closed = False
-        self._telling = threading.Lock()
-        self._tell: Tell | None = None
-        self._untold = b""
-        threading.Thread(target=self._pass_on, daemon=True).start()
+        self._sending = threading.Lock()
+        self._send: Send | None = None
+        self._unsent = b""
+        threading.Thread(target=self._forward, daemon=True).start()
 
-    def connect(self, tell: Tell) -> None:
-        """The worker is there: tell it what it has missed, and all that comes from now on."""
-        with self._telling:
-            self._tell = tell
-        self._say(b"")
+    def connect(self, send: Send) -> None:
+        """The worker is there: *send* it what has come so far, and all that comes from now on."""
+        with self._sending:
+            self._send = send
+        self._send_on(b"")
 
     def write(self, stream: str, data: bytes) -> None:
-        """Pass on what the worker says, or writes to a folder that is not the job's."""
-        with self._writing, contextlib.suppress(OSError):  # the coordinator has stopped listening
+        """Pass on what the worker has written: messages, output, or a file of a folder that is not the job's."""
+        with self._writing, contextlib.suppress(OSError):  # the coordinator no longer reads
             if self._closed:
                 return
             if stream == "control":
@@ -51,7 +51,7 @@ class Relay:
                 self._inbox.put(stream, data)
 
     def fail(self, failure: Failure) -> None:
-        """Say for the worker why it could not be started."""
+        """Report for the worker why it could not be started."""
         Wire(self._control, TO_WORKER).send(WorkerFailed(failure))
 
     def close(self) -> None:
@@ -62,15 +62,15 @@ class Relay:
             for output in self._outputs.values():
                 os.close(output)
 
-    def _pass_on(self) -> None:
+    def _forward(self) -> None:
         with contextlib.suppress(OSError):
             while data := self._control.recv(1 << 16):
-                self._say(data)
+                self._send_on(data)
         self._control.close()
 
-    def _say(self, data: bytes) -> None:
-        with self._telling:
-            self._untold += data
-            if self._tell is not None and self._untold:
-                self._tell(self._untold)
-                self._untold = b""
+    def _send_on(self, data: bytes) -> None:
+        with self._sending:
+            self._unsent += data
+            if self._send is not None and self._unsent:
+                self._send(self._unsent)
+                self._unsent = b""

@@ -1,0 +1,242 @@
+"""A coordinator whose workers are the other ends of their lines: messages in, messages out, and how the job ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Printed
+from tests.job.fakes import FakeBackend, FakeWorker
+from virtualflow.core.generation import Cause
+from virtualflow.core.job_state import JobState
+from virtualflow.job.coordinator import Coordinator
+from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.outcome import JobOutcome
+from virtualflow.job.spec import Failure
+from virtualflow.job.wire_messages import (
+    AllFinished,
+    EarlyResult,
+    FormedGroup,
+    GroupPost,
+    HoldsState,
+    JoinRefused,
+    Leaving,
+    NewGeneration,
+    ReadyToJoin,
+    ScriptFinished,
+    ToWorker,
+    TrainerMade,
+    WorkerFailed,
+)
+
+Plan = Callable[["Job"], Iterator[None]]  # what happens, a yield for each turn of the coordinator
+MAX_TURNS = 500
+
+
+class Job:
+    """A job on fake workers."""
+
+    def __init__(self, folder: Path, backend: FakeBackend) -> None:
+        script = folder / "script.py"
+        script.write_text("")
+        self.backend = backend
+        self.folder = JobFolder(folder / "job")
+        self._spec = JobSpec("job", str(script), (), ("0", "1"))
+        self.folder.create(self._spec)
+        self.printed = Printed()
+        self.received: dict[str, list[ToWorker]] = {}
+        self.coordinator = Coordinator(self._spec, self.folder, backend, self.printed, self._tick)
+
+    def run(self, plan: Plan) -> JobOutcome:
+        self._plan = plan(self)
+        self._turns = 0
+        return self.coordinator.run()
+
+    def worker(self, device: str) -> FakeWorker:
+        return self.backend.workers[device]
+
+    def all_send(self, message: TrainerMade | ScriptFinished | FormedGroup) -> None:
+        for device in self.coordinator.roster.generation.devices:
+            self.worker(device).send(message)
+
+    def last(self, device: str) -> ToWorker | None:
+        return (self.received.get(device) or [None])[-1]
+
+    def generation(self, device: str) -> NewGeneration | None:
+        last = self.last(device)
+        return last if isinstance(last, NewGeneration) else None
+
+    def _tick(self) -> None:
+        self._turns += 1
+        assert self._turns < MAX_TURNS, "the plan never came to its end"
+        for device, worker in self.backend.workers.items():
+            if not worker.is_closed:
+                self.received.setdefault(device, []).extend(worker.received())
+            if self.last(device) == AllFinished() and not worker.is_closed:
+                self.backend.end(worker, 0)
+        next(self._plan, None)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with FakeBackend() as backend:
+        yield Job(tmp_path, backend)
+
+
+def finish(job: Job) -> Iterator[None]:
+    """Every script comes to its end."""
+    job.all_send(TrainerMade((1,) * 4, 10))
+    yield
+    job.all_send(ScriptFinished())
+
+
+def test_a_job_is_done_when_every_script_is(job: Job) -> None:
+    assert job.run(finish) == JobOutcome(0)
+    assert [job.last(device) for device in "01"] == [AllFinished()] * 2
+    assert job.folder.read_state()["state"] == JobState.DONE
+
+
+def test_the_status_shows_who_runs_which_virtual_nodes(job: Job) -> None:
+    def plan(job: Job) -> Iterator[None]:
+        assert job.coordinator.status().state == JobState.STARTING
+        job.all_send(TrainerMade((1,) * 4, 10))
+        yield
+        status = job.coordinator.status()
+        assert status.state == JobState.RUNNING
+        assert [(worker.device, worker.virtual_nodes) for worker in status.workers] == [("0", (0, 1)), ("1", (2, 3))]
+        yield
+        assert job.folder.written_state() == json.loads(json.dumps(status.as_json()))
+        job.all_send(ScriptFinished())
+
+    assert job.run(plan).code == 0
+
+
+def test_the_others_get_the_generation_without_a_worker_that_was_killed(job: Job) -> None:
+    def plan(job: Job) -> Iterator[None]:
+        job.all_send(TrainerMade((1,) * 4, 10))
+        yield
+        job.backend.end(job.worker("0"), -signal.SIGKILL)
+        while (new := job.generation("1")) is None:
+            yield
+        assert (new.generation.cause, new.generation.devices) == (Cause.LOSS, ("1",))
+        job.worker("1").send(FormedGroup(new.generation.number))
+        job.worker("1").send(ScriptFinished())
+
+    assert job.run(plan) == JobOutcome(0)
+    assert job.coordinator.status().failures == 1
+
+
+def test_posts_reach_the_other_workers_of_the_group_and_of_no_other(job: Job) -> None:
+    post, old = GroupPost("generation/0", "0/1", b"\xff\x00"), GroupPost("generation/7", "0/1", b"")
+
+    def plan(job: Job) -> Iterator[None]:
+        job.worker("0").send(old)
+        job.worker("0").send(post)
+        while job.last("1") != post:
+            yield
+        yield from finish(job)
+
+    assert job.run(plan).code == 0
+    assert job.received["1"][0] == post
+    assert post not in job.received["0"]
+
+
+def test_a_joiner_gets_early_results_is_let_in_and_takes_part(job: Job) -> None:
+    def plan(job: Job) -> Iterator[None]:
+        for device in "01":  # each reports; the first report counts
+            job.worker(device).send(EarlyResult(0, "0.5"))
+        job.all_send(TrainerMade((1,) * 4, 10))
+        yield
+        job.coordinator.resize(3)
+        yield
+        job.worker("2").send(ReadyToJoin())
+        while (new := job.generation("2")) is None:
+            yield
+        assert (new.generation.joining, new.generation.sender) == (("2",), "0")
+        job.worker("2").send(HoldsState())
+        for device in "012":
+            job.worker(device).send(FormedGroup(new.generation.number))
+        while not job.coordinator.roster.is_settled:
+            yield
+        job.all_send(ScriptFinished())
+
+    assert job.run(plan) == JobOutcome(0)
+    assert job.received["2"][0] == EarlyResult(0, "0.5")
+    assert sum(isinstance(message, EarlyResult) for message in job.received["2"]) == 1
+
+
+def test_a_joiner_that_refuses_itself_is_not_tried_again(job: Job) -> None:
+    def plan(job: Job) -> Iterator[None]:
+        job.all_send(TrainerMade((1,) * 4, 10))
+        yield
+        job.coordinator.resize(3)
+        yield
+        job.worker("2").send(JoinRefused("config.json changed"))
+        job.backend.end(job.worker("2"), 0)
+        while not job.coordinator.roster.is_settled:
+            yield
+        job.all_send(ScriptFinished())
+
+    assert job.run(plan).code == 0
+    assert "device 2 can't join: config.json changed" in job.printed.text["0", "stderr"].decode()
+
+
+def test_an_error_of_one_script_is_the_jobs(job: Job) -> None:
+    failure = Failure("1", "ValueError", "Traceback\nValueError: no\n")
+
+    def plan(job: Job) -> Iterator[None]:
+        job.worker("0").send(WorkerFailed(Failure("0", "PeerLostError", "gone", consequence=True)))
+        job.worker("1").send(WorkerFailed(failure))
+        job.backend.end(job.worker("1"), 1)
+        yield
+
+    assert job.run(plan) == JobOutcome(1, failure)
+    state = job.folder.written_state()
+    assert (state["state"], state["reason"], state["lost"]) == (JobState.FAILED, "ValueError: no", False)
+
+
+def test_a_job_whose_workers_are_all_killed_failed_through_no_fault_of_its_script(job: Job) -> None:
+    def plan(job: Job) -> Iterator[None]:
+        for device in "01":
+            job.backend.end(job.worker(device), -signal.SIGKILL)
+        yield
+
+    outcome = job.run(plan)
+    assert outcome.code == 128 + signal.SIGKILL
+    assert outcome.failure is not None
+    assert "all workers were lost" in outcome.failure.text
+    assert job.folder.written_state()["lost"]
+
+
+def test_a_stop_that_comes_too_late_leaves_a_job_that_is_done(job: Job) -> None:
+    def plan(job: Job) -> Iterator[None]:
+        job.all_send(TrainerMade((1,) * 4, 10))
+        yield
+        job.coordinator.stop(checkpoint=True)
+        job.all_send(ScriptFinished())
+
+    assert job.run(plan) == JobOutcome(0)
+    assert job.folder.written_state()["state"] == JobState.DONE
+    assert not job.coordinator.was_stopped
+
+
+def test_a_preempted_job_stops_with_all_its_workers(job: Job) -> None:
+    def plan(job: Job) -> Iterator[None]:
+        job.all_send(TrainerMade((1,) * 4, 10))
+        yield
+        for device in "01":
+            job.worker(device).send(Leaving())
+        while (new := job.generation("1")) is None or new.generation.cause != Cause.STOP:
+            if new is not None and new.generation.cause == Cause.RESIZE:
+                job.worker("1").send(FormedGroup(new.generation.number))
+            yield
+        for device in "01":
+            job.backend.end(job.worker(device), 0)
+
+    assert job.run(plan) == JobOutcome(0)
+    assert job.coordinator.was_preempted
+    assert job.folder.written_state()["state"] == JobState.CANCELLED
