@@ -28,23 +28,21 @@ from virtualflow.job import wire_messages as messages
 from virtualflow.job.backend import Backend, NotReadyError
 from virtualflow.job.balancing import Balancing
 from virtualflow.job.crew import Crew, Worker
-from virtualflow.job.early_calls import EarlyCalls
 from virtualflow.job.exchange import Exchange
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.listener import Listener
 from virtualflow.job.outcome import Ending, JobOutcome
 from virtualflow.job.output import Sink
-from virtualflow.job.spec import CHANGED, EXIT, LATE, NO_MAPPING, Failure, WorkerSpec
+from virtualflow.job.spec import CHANGED, EXIT, LATE, NO_MAPPING, Failure
+from virtualflow.job.starting import RETRY_SECONDS, Starting
 from virtualflow.job.status import JobStatus, status_of
 from virtualflow.job.tokens import parse_address
 from virtualflow.job.wire import BEATS, Wire
 from virtualflow.job.wire_messages import FromWorker, Request
-from virtualflow.program.manifest import Record, changed_text, read_modules
+from virtualflow.program.manifest import Record
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
 TICK_SECONDS = 0.1
-RETRY_SECONDS = 0.5  # before a worker that could not be started is tried again
-START_SECONDS = 120.0  # for a process to fork the first ones from
 NOTICES = {signal.SIGINT: "\nstopping with a checkpoint; Ctrl-C again stops at once"}
 NOTICE = "got a signal to end: stopping with a checkpoint"
 LATE_STOP = "the workers did not reach a step boundary in time, so the job was stopped without a new checkpoint\n"
@@ -67,13 +65,11 @@ class Coordinator:
         self._job = job
         self._folder = folder
         self._record = Record(folder.snapshot, job.script)
-        self._resume_from = resume_from
         self._backend = backend
         self._sink = sink
         self._on_tick = on_tick
         self._crew = Crew(backend, self)
         self._listener = Listener(self._crew.selector, self._on_request, self._admit)
-        self._early_calls = EarlyCalls()
         self._exchange = Exchange()
         self._ending = Ending(lambda: checkpoints.is_damaged(folder, resume_from))
         self._signal_notice = ""  # the text for the user, once a signal has come
@@ -85,6 +81,7 @@ class Coordinator:
             job.devices, job.owners, speeds, replace_lost=job.replace_lost, patience_seconds=job.patience_seconds
         )
         self.balancing = Balancing(job, self.roster, speeds, self._print)
+        self._starting = Starting(job, folder, self._record, self._crew, self.roster, self.balancing, resume_from)
         self._counts_before = folder.read_counts()
 
     def run(self) -> JobOutcome:
@@ -134,7 +131,7 @@ class Coordinator:
             raise LaunchError("the job is being stopped")
         self._backend.check([device for device in devices if device not in self.roster.guests])
         if not set(devices) <= set(self.roster.generation.devices):
-            self._check_files()
+            self._starting.check_files()
         self._handle(on.ResizeWanted(tuple(devices)))
         self._ending.preempted -= set(devices)
 
@@ -192,7 +189,7 @@ class Coordinator:
     def _start(self, owned: ExitStack) -> None:
         self._backend.check(self._job.devices)
         try:
-            self._check_files()
+            self._starting.check_files()
         except LaunchError as error:
             self._ending.fail(CHANGED, f"{error}\n")
             return
@@ -201,72 +198,21 @@ class Coordinator:
             self._host, port = parse_address(self._job.listen)
             self._listener.listen_for_workers(self._host, port, Path(self._job.token_file or ""), owned)
         for device in self._job.devices:
-            self._start_first(device)
-
-    def _start_first(self, device: str) -> None:
-        """Start a worker of the job's first generation, which is there from the beginning or not at all."""
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                self._crew.start(self._spec(device, joins=False))
-                return
-            except NotReadyError:
-                if time.monotonic() > deadline:
-                    raise
-                self._pump(RETRY_SECONDS)
+            self._starting.start_first(device, self._host, self._pump)
 
     def _start_joiner(self, device: str) -> None:
         try:
-            worker = self._crew.start(self._spec(device, joins=True))
+            self._starting.start_joiner(device, self._host)
         except (OSError, NotReadyError) as error:  # no descriptor is left, or no process to fork from: soon there is
             _log.info("no worker can be started for device %s now: %s", device, error)
             self._handle(on.StartPostponed(device, time.monotonic() + RETRY_SECONDS))
-        else:
-            self._send_early_results(worker)
 
     def _admit(self, wire: Wire[FromWorker], host: str, pid: int) -> None:
         """Let a worker in that another launcher has started."""
-        self._check_files()
+        self._starting.check_files()
         device = self._crew.new_guest_name(host)
         self._handle(on.WorkerOffered(device))  # may refuse, before anything is known of the worker here
-        worker = self._crew.admit(device, wire, host, pid)
-        wire.send(messages.WorkAssigned(self._spec(device, joins=True), read_modules(self._folder.snapshot)))
-        self._send_early_results(worker)
-
-    def _send_early_results(self, worker: Worker) -> None:
-        for result in self._early_calls.results:
-            worker.wire.send(result)
-
-    def _check_files(self) -> None:
-        """Whoever starts now must read what the job has read."""
-        if changed := self._record.program.changed():
-            raise LaunchError(changed_text(map(self._record.program.shown, changed)))
-
-    def _spec(self, device: str, *, joins: bool) -> WorkerSpec:
-        job = self._job
-        return WorkerSpec(
-            job_id=job.job_id,
-            job_folder=str(self._folder.path),
-            device=device,
-            devices=self.roster.generation.devices,
-            script=job.script,
-            arguments=job.arguments,
-            address=self._host,
-            patience_seconds=job.patience_seconds,
-            owners=job.owners,
-            threads_per_device=job.threads_per_device,
-            device_type=job.device_type,
-            audit=job.audit,
-            joins=joins,
-            node_sizes=job.node_sizes,
-            balances=self.roster.speeds is not None and job.owners is None,
-            reports_pace=self.balancing.needs_step_times,
-            mixed=self.balancing.mixed,
-            instruments={"emulated": job.emulated.get(device), "measurement": job.profiling},
-            checkpoint_every=job.checkpoint_every,
-            resume_from=str(self._resume_from) if self._resume_from else None,
-            hash_seed=job.hash_seed,
-        )
+        self._starting.admit(device, self._host, wire, host, pid)
 
     # What comes in: requests of verbs, and what the crew reports
 
@@ -319,7 +265,7 @@ class Coordinator:
             case messages.GroupPost():
                 self._pass_on(device, message)
             case messages.EarlyResult():
-                self._keep(message)
+                self._starting.keep(message)
             case messages.WorkerFailed(failure):
                 worker.failure = failure
             case messages.ModuleLoaded(file, name, source):
@@ -378,11 +324,6 @@ class Coordinator:
         for other in members if device in members else ():
             if other != device:
                 self._crew.send(other, post)
-
-    def _keep(self, result: messages.EarlyResult) -> None:
-        if self._early_calls.add(result):
-            for device in self.roster.starting:
-                self._crew.send(device, result)
 
     def _end_if_changed(self, device: str, conflict: str | None) -> None:
         if conflict is not None:
