@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -174,7 +175,7 @@ def test_nobody_joins_with_another_config(tmp_path: Path, backend: LocalBackend)
         refusals.append(str(refusal.value))
 
     def kill(coordinator: Coordinator) -> None:
-        coordinator._crew.kill("1")
+        os.kill(coordinator.status().workers[1].pid, signal.SIGKILL)
 
     def is_alone(coordinator: Coordinator) -> bool:
         return coordinator.roster.target == ("0",)
