@@ -17,6 +17,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "elastic": ("benchmarks.elastic", {}),
     "mixed": ("benchmarks.mixed", {}),
     "scheduling": ("benchmarks.scheduling", {}),
+    "decisions": ("benchmarks.decisions", {}),
     "cluster": ("benchmarks.cluster", {}),
     "gavel": ("benchmarks.gavel", {}),
     "paper": ("benchmarks.paper", {}),
