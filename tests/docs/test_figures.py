@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-
 from benchmarks import tables
 from benchmarks.report import RESULTS
+
 from virtualflow.sim import costs
 
 
