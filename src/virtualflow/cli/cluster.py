@@ -50,7 +50,7 @@ DOWN_SECONDS = 300.0
 LOG = "manager.log"
 MOST_LOG_BYTES = 16 << 20  # then a new one is begun, and the old one kept
 
-cluster = typer.Typer(no_args_is_help=True, help="Run a manager, which shares devices out among many jobs.")
+cluster = typer.Typer(no_args_is_help=True, help="Run a manager, which shares devices among many jobs.")
 cluster.command()(orphans)
 cluster.command()(restore)
 
@@ -60,28 +60,34 @@ def up(
     devices: Annotated[
         str | None,
         typer.Option(
-            help="What there is to share out, such as 4, cpu:4, or V100:2,P100:4+4. This machine's cores by default; "
-            "with --backend ray, what that cluster has.",
+            help="The devices to share, such as 4, cpu:4, or V100:2,P100:4+4. This machine's cores by default; "
+            "with --backend ray, those of that cluster.",
             metavar="LIST",
         ),
     ] = None,
-    policy: Annotated[str, typer.Option(help="Who gets what: wfs, priority, fifo, srtf, las, ...")] = "wfs",
+    policy: Annotated[str, typer.Option(help="The scheduling policy: wfs, priority, fifo, srtf, las, ...")] = "wfs",
     backend: Annotated[str, typer.Option(help="Where workers run: local, or ray.")] = "local",
     listen: Annotated[
-        str, typer.Option(help="Where to answer; encrypted, unless on loopback.", metavar="HOST:PORT")
+        str, typer.Option(help="The address to listen on; encrypted, unless it is loopback.", metavar="HOST:PORT")
     ] = "127.0.0.1:0",
     device_file: DeviceFile = None,
     emulate: Emulate = None,
     time_scale: TimeScale = None,
     round: Annotated[str, typer.Option(help="wfs: any number of devices, or pow2.")] = "any",
-    backfill: Annotated[bool, typer.Option("--backfill", help="priority, fifo: let small jobs pass.")] = False,
+    backfill: Annotated[
+        bool, typer.Option("--backfill", help="priority, fifo: small jobs may overtake a blocked one.")
+    ] = False,
     device_type: DeviceType = "auto",
-    patience: Annotated[float, typer.Option(help="Seconds after which a silent worker is late.", min=1.0)] = 30.0,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here, as a service manager expects.")] = False,
+    patience: Annotated[
+        float, typer.Option(help="Seconds after which a worker that blocks the others counts as lost.", min=1.0)
+    ] = 30.0,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run in the foreground, as a service manager expects.")
+    ] = False,
 ) -> None:
     """Start a manager, and print the address of its dashboard.
 
-    It goes on in the background until `vf cluster down`. Jobs that an earlier manager has left are taken over.
+    It continues in the background until `vf cluster down`. Jobs of an earlier manager are taken over.
     """
     made = registry.make(policy, Options(round=round, backfill=backfill))
     host, port = tokens.parse_address(listen)
@@ -133,9 +139,9 @@ def _said_since(began: int) -> str:
 
 @cluster.command()
 def down(
-    keep_jobs: Annotated[bool, typer.Option("--keep-jobs", help="Leave jobs running, for the next manager.")] = False,
+    keep_jobs: Annotated[bool, typer.Option("--keep-jobs", help="Leave jobs running for the next manager.")] = False,
 ) -> None:
-    """End the manager. Jobs are stopped with a checkpoint, and go on at the next `vf cluster up`."""
+    """End the manager. Jobs stop with a checkpoint and continue at the next `vf cluster up`."""
     client = Client.find()
     client.post("/api/cluster/down", keep_jobs=keep_jobs)
     deadline = time.monotonic() + DOWN_SECONDS

@@ -33,7 +33,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
 ) -> None:
-    """Show what a job, or every job, is doing."""
+    """Show the state of a job, or of all jobs."""
     if as_json:
         described = describe(JobFolder.of(job)) if job else [describe(folder) for folder in all_jobs()]
         print(json.dumps(described, indent=2))
@@ -55,10 +55,10 @@ def status(
 
 def resize(
     job: JobArgument,
-    devices: Annotated[str, typer.Argument(help="How many devices from now on; auto: as the manager sees fit.")],
+    devices: Annotated[str, typer.Argument(help="The number of devices from now on; auto: the manager decides.")],
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job runs on them.")] = False,
 ) -> None:
-    """Let a running job go on with another number of devices. The last request wins.
+    """Change the number of devices of a running job. The last request wins.
 
     Under a manager this is the most that it may have, until `vf resize JOB auto`.
     """
@@ -105,7 +105,9 @@ def _has_got_to(folder: JobFolder, devices: int) -> bool:
 
 def stop(
     job: JobArgument,
-    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Leave a checkpoint for `vf run --resume`.")] = False,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Write a checkpoint first, for `vf run --resume`.")
+    ] = False,
 ) -> None:
     """End a running job and all its workers."""
     folder = _running(job)
@@ -129,10 +131,10 @@ def stop(
 
 def logs(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    device: Annotated[str | None, typer.Option(help="One device's output instead of the lead's.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
+    device: Annotated[str | None, typer.Option(help="Show this device's output instead of the lead's.")] = None,
 ) -> None:
-    """Print what a job's lead worker has printed."""
+    """Print the output of a job's lead worker."""
     folder = JobFolder.of(job)
     path = folder.path / "logs" / (f"{device}.log" if device is not None else LEAD_LOG)
     position = 0
@@ -153,7 +155,7 @@ def logs(
 
 
 def clean(
-    job: Annotated[str | None, typer.Argument(help="One job; all that have ended without it.", metavar="JOB")] = None,
+    job: Annotated[str | None, typer.Argument(help="One job; without it, all that have ended.", metavar="JOB")] = None,
 ) -> None:
     """Remove the folders of jobs that have ended."""
     folders = [JobFolder.of(job)] if job else all_jobs()

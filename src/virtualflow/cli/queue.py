@@ -33,17 +33,17 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def submit(
     script: Annotated[Path, typer.Argument(help="The training script.", metavar="SCRIPT")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
-    name: Annotated[str, typer.Option(help="What to call it; the script's name by default.")] = "",
-    priority: Annotated[float, typer.Option(help="The larger, the more devices and the earlier its turn.")] = 1.0,
-    demand: Annotated[int, typer.Option(help="Devices that it asks for.", metavar="N")] = 1,
-    least: Annotated[int, typer.Option("--min", help="It would rather wait than run on fewer.", metavar="N")] = 1,
+    name: Annotated[str, typer.Option(help="A name for the job; the script's name by default.")] = "",
+    priority: Annotated[float, typer.Option(help="A larger one means more devices, or an earlier turn.")] = 1.0,
+    demand: Annotated[int, typer.Option(help="The number of devices that the job asks for.", metavar="N")] = 1,
+    least: Annotated[int, typer.Option("--min", help="Wait rather than run on fewer devices.", metavar="N")] = 1,
     virtual_nodes: Annotated[
-        int | None, typer.Option(help="How many the script uses, if you know: it then starts on all its devices.")
+        int | None, typer.Option(help="The script's virtual nodes, if you know: it then starts on all its devices.")
     ] = None,
     expect: Annotated[
-        str | None, typer.Option(help="How long it takes on its demand, such as 90m or 2h.", metavar="TIME")
+        str | None, typer.Option(help="The expected run time on its full demand, such as 90m or 2h.", metavar="TIME")
     ] = None,
-    retries: Annotated[int, typer.Option(help="How often to try again if the script fails.")] = 0,
+    retries: Annotated[int, typer.Option(help="How often to retry if the script fails.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between automatic checkpoints; 0 for none.")] = 0,
     include: Include = None,
     env: Annotated[
@@ -59,7 +59,7 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended, with its exit code.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hand a script in to the manager, with a snapshot of its modules, its folder, interpreter and variables."""
+    """Submit a script to the manager, with copies of its modules, and its folder, interpreter and variables."""
     client = Client.find()
     taken = take(script, include=include or (), arguments=arguments or (), waits=True)
     tell_left_out(taken.program)
@@ -90,7 +90,7 @@ def queue(
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
 ) -> None:
-    """Show the manager's jobs: those that run or wait, and the last ones that have ended."""
+    """Show the manager's jobs: running, waiting, and the last ones that have ended."""
     client = Client.find()
     if as_json:
         print(json.dumps(client.get("/api/jobs"), indent=2))
@@ -109,7 +109,7 @@ def queue(
 
 
 def describe(job: JobArgument, as_json: AsJson = False) -> None:
-    """Tell all there is to know of a job of the manager's."""
+    """Show everything about a job of the manager."""
     facts = Client.find().get(f"/api/jobs/{job}")
     if as_json:
         print(json.dumps(facts, indent=2))
@@ -133,31 +133,31 @@ def describe(job: JobArgument, as_json: AsJson = False) -> None:
 def priority(
     job: JobArgument, value: Annotated[float, typer.Argument(help="A number above 0.", metavar="PRIORITY")]
 ) -> None:
-    """Give a job another priority."""
+    """Change a job's priority."""
     Client.find().post(f"/api/jobs/{job}/priority", priority=value)
 
 
 def pause(job: JobArgument) -> None:
-    """Stop a job with a checkpoint; it keeps its place, but no device."""
+    """Stop a job with a checkpoint and release its devices, until `vf resume`."""
     Client.find().post(f"/api/jobs/{job}/pause")
 
 
 def resume(job: JobArgument) -> None:
-    """Let a paused job go on."""
+    """Continue a paused job."""
     Client.find().post(f"/api/jobs/{job}/resume")
 
 
 def cancel(job: JobArgument) -> None:
-    """End a job of the manager's for good."""
+    """End a job of the manager. It can't be resumed."""
     Client.find().post(f"/api/jobs/{job}/cancel")
 
 
 def devices(
-    drain: Annotated[str | None, typer.Option(help="Take this device out: jobs go on without it.")] = None,
-    give_back: Annotated[str | None, typer.Option("--return", help="Put it back.")] = None,
+    drain: Annotated[str | None, typer.Option(help="Take this device out; jobs continue without it.")] = None,
+    give_back: Annotated[str | None, typer.Option("--return", help="Put this device back.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the manager's devices, and who is on them."""
+    """Show the manager's devices and the jobs on them."""
     client = Client.find()
     for device, verb in ((drain, "drain"), (give_back, "return")):
         if device is not None:

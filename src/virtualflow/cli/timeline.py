@@ -34,13 +34,13 @@ def timeline(
     job: JobArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The picture to write.")] = Path("timeline.png"),
 ) -> None:
-    """Draw which devices ran a job when, how many virtual nodes each, and the throughput."""
+    """Draw a job's devices, virtual nodes and throughput over time."""
     path = JobFolder.of(job).path / STREAM
     check_file(output)
     try:
         events = list(read_timed_events(path))
     except EventStreamError:
-        raise LaunchError(f"job {job} has not told anything yet; try again when it trains") from None
+        raise LaunchError(f"job {job} has no events yet; try again when it trains") from None
     runs = _runs(events)
     periods = [period for run in runs for period in _periods(run)]
     _draw(periods, [_throughput(run) for run in runs], _changes(events), job, output)
@@ -56,7 +56,7 @@ def _runs(events: list[Timed]) -> list[list[Timed]]:
         if runs:
             runs[-1].append((time, event))
     if not runs:
-        raise LaunchError("the job has not told of a Trainer yet; try again when it trains")
+        raise LaunchError("the job has not made a Trainer yet; try again when it trains")
     return runs
 
 
