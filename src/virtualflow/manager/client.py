@@ -122,7 +122,7 @@ class Client:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise ManagerError(f"whoever answers at {self.address} is no manager: {text[:80]!r}") from error
+            raise ManagerError(f"the server at {self.address} is not a manager: {text[:80]!r}") from error
 
 
 class _Pinned(http.client.HTTPSConnection):

@@ -249,9 +249,9 @@ def _end_of(folder: JobFolder) -> End:
     try:
         told = folder.written_state()
     except FileNotFoundError:
-        return End(UNCLEAR, f"it has ended, and nobody knows how: {folder.path / 'state.json'} is gone")
+        return End(UNCLEAR, f"it has ended, and how is not known: {folder.path / 'state.json'} is gone")
     except DamagedError as error:
-        return End(UNCLEAR, f"it has ended, and nobody knows how: {error}")
+        return End(UNCLEAR, f"it has ended, and how is not known: {error}")
     if told["state"] == "DONE":
         return End(DONE)
     if told["state"] == "FAILED" and folder.failure.exists():

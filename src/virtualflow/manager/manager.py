@@ -328,7 +328,7 @@ class Manager:
                     found.append(orphans.adopted(folder, self._clock()))
                     tell(f"job {path.name} runs, and there is no record of it: it is taken in")
             except (OSError, DamagedError) as error:
-                tell(f"{path} is locked, and nobody knows by what: {error}")
+                tell(f"{path} is locked by an unknown process: {error}")
         return found
 
     def _take_in(self, record: Record) -> None:

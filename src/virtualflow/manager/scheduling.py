@@ -100,7 +100,7 @@ class Brain:
         return record
 
     def _failed(self, error: Exception) -> None:
-        told = f"the policy {self.policy.name} has failed: {type(error).__name__}: {error}. Jobs keep what they have."
+        told = f"the policy {self.policy.name} has failed: {type(error).__name__}: {error}. Jobs keep their devices."
         if told != self.trouble:
             self._say(f"{told}\n{''.join(traceback.format_exception(error))}")
             self._books.version += 1

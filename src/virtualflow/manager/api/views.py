@@ -218,7 +218,7 @@ class JobSource:
 
     def cap(self, job_id: str, devices: int | None) -> None:
         if devices is None:
-            raise ManagerError("without a manager a job has the devices it is told to have: say how many")
+            raise ManagerError("a job without a manager has no automatic number of devices: give a number")
         control.ask(self._of(job_id), verb="resize", devices=devices)
 
     def cancel(self, job_id: str) -> None:
@@ -357,14 +357,14 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
         return "the cluster has no devices at the moment"
     state = manager.scheduler.jobs.get(record.id)
     if state is not None and not snapshot.within_reach(state.job):
-        return f"the cluster has {snapshot.devices} device(s) at the moment, and it needs at least {state.job.least}"
+        return f"the cluster has {snapshot.devices} device(s) now, and it needs at least {state.job.least}"
     if manager.policy.round_seconds is not None and snapshot.idle:
-        return f"its turn may come with the next round, every {manager.policy.round_seconds:.0f} s"
-    ahead = f"{place} job(s) are before it, and " if place else ""
+        return f"it may start at the next round; rounds take {manager.policy.round_seconds:.0f} s"
+    ahead = f"{place} job(s) are ahead of it, and " if place else ""
     if snapshot.idle:
         least = record.least if record.least > snapshot.idle else record.wants
         return f"{ahead}only {snapshot.idle} device(s) are free, which is not enough for its {least}"
-    return f"{ahead}all {snapshot.devices} device(s) are with jobs that need not give way"
+    return f"{ahead}all {snapshot.devices} device(s) are in use, and the policy takes none away for it"
 
 
 def _progress(watch: Watch | None, *, running: bool) -> View:
