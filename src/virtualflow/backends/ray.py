@@ -377,8 +377,8 @@ class _Line:
             waited_seconds = time.monotonic() - began
             if not self.spec.joins and waited_seconds > PLACE_SECONDS:
                 raise LaunchError(
-                    f"device {self.device} was not to be had within {PLACE_SECONDS:.0f} s: other programs use the Ray "
-                    f"cluster's devices ({_free()} are free). Use fewer, or wait until they have ended."
+                    f"device {self.device} did not become free within {PLACE_SECONDS:.0f} s: other programs use the "
+                    f"Ray cluster's devices ({_free()} are free). Use fewer, or wait until they have ended."
                 )
             if not told and waited_seconds > TELL_SECONDS:
                 told = True
