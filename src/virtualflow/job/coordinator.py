@@ -388,7 +388,7 @@ class Coordinator:
         """For the audit: a worker leaves and another joins in its place, which runs the script from the top."""
         devices, nodes = self.roster.generation.devices, len(self.roster.node_sizes)
         if self.roster.closed or self.roster.guests:
-            self._say("audit: nobody can join this job, so no worker was exchanged")
+            self._say("audit: no worker can join this job, so none was replaced")
         elif len(devices) > 1:
             self._exchanges = [devices[:-1], devices]
         elif nodes > 1 and device_type == "cpu" and not self.balancing.typed:
@@ -493,7 +493,7 @@ def _signal_advice(device: str, number: int) -> str:
     text = f"the worker of device {device} was killed by {name}."
     if number == signal.SIGKILL:
         text += (
-            " If nobody did that by hand, the machine ran out of memory: use more virtual nodes (each is then "
+            " If it was not killed by hand, the machine ran out of memory: use more virtual nodes (each is then "
             "smaller) or fewer devices on this machine."
         )
     return text + "\n"

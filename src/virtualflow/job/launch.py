@@ -1,8 +1,8 @@
 """Starting a coordinator that runs by itself, and never two for one launch.
 
 A launch is a file in the job's folder with a token in it, written and taken under the folder's lock. The coordinator
-that takes it runs the job; one that comes too late finds another token or none, and ends. So whoever has launched a job
-and died before he knew what became of it may launch it again.
+that takes it runs the job; one that comes too late finds another token or none, and ends. So a launch whose outcome is
+unknown, because the launcher died, may be repeated.
 """
 
 from __future__ import annotations

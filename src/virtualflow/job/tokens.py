@@ -128,7 +128,7 @@ def knock(host: str, port: int, token: Token) -> tuple[socket.socket, str, dict[
         raise LaunchError(f"the job at {host}:{port} refused: the token is not the one of its --token-file") from error
     if not token.is_shown_by(shown, "job", nonce):
         connection.close()
-        raise LaunchError(f"whoever answers at {host}:{port} does not have the token: it is not the job")
+        raise LaunchError(f"the server at {host}:{port} does not have the token: it is not the job")
     try:
         work = _line(connection)
     except (OSError, ValueError) as error:
