@@ -11,7 +11,7 @@ SLACK = 1e-9  # what rounding may hide: of a virtual node, of a step
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many devices of a type with so many virtual nodes each."""
+    """Some devices of one type, each with the same number of virtual nodes."""
 
     device_type: str
     count: int
