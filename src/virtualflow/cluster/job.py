@@ -100,7 +100,7 @@ class JobState:
 
 
 def pools_of(counts: Mapping[str, int], machine_sizes: Mapping[str, tuple[int, ...]]) -> tuple[Pool, ...]:
-    """So many devices of each type on as few machines as the cluster's sizes allow: what a policy may hope for."""
+    """The given number of devices of each type, on as few machines as possible: the best case for a policy."""
     return tuple(_pool(name, count, machine_sizes[name]) for name, count in counts.items() if count)
 
 

@@ -1,4 +1,4 @@
-"""Gavel's least attained service: the largest least share, in speeds that can be compared."""
+"""Gavel's least attained service: max-min fairness of normalised speeds."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ FAIREST = 1e-9  # no rho is smaller: bids are finite
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """So many devices, until then."""
+    """A number of devices, until a time."""
 
     count: int
     until: float
