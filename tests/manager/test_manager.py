@@ -91,7 +91,7 @@ def test_a_job_waits_for_its_minimum_is_paused_resumed_and_cancelled(service: Se
     waiting = second.view()
     assert (waiting["state"], waiting["devices"]) == ("QUEUED", [])
     assert "the policy takes none away for it" in waiting["reason"]
-    assert "1 job(s) are before it" in third.view()["reason"]
+    assert "1 job(s) are ahead of it" in third.view()["reason"]
     third.ask("cancel")
     assert third.view()["state"] == "CANCELLED"
 
