@@ -17,6 +17,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "elastic": ("benchmarks.elastic", {}),
     "mixed": ("benchmarks.mixed", {}),
     "scheduling": ("benchmarks.scheduling", {}),
+    "decisions": ("benchmarks.decisions", {}),
     "cluster": ("benchmarks.cluster", {}),
     "gavel": ("benchmarks.gavel", {}),
     "paper": ("benchmarks.paper", {}),
@@ -35,6 +36,8 @@ def main() -> None:
         print(f"== {name}", flush=True)
         run(quick=options.quick, **arguments)
         print(f"{name} took {time.monotonic() - started:.0f} s\n", flush=True)
+    if not options.quick:
+        print("results are in benchmarks/results; `python -m benchmarks.tables` puts them into the documents")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def run(*, quick: bool) -> None:
         for cost in costs
     ]
     columns = ["setting", "step", "events", "ids", "norm", "of a step", "goal", "", "digest, once an epoch"]
-    section = report.Section("certificate")
+    section = report.Section("certificate", quick=quick)
     section.show("the certificate's cost, one device, exact", columns, rows)
     section.save(costs)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,14 @@ LARGE, SMALL = 5000, 256  # 25 million parameters, and few
 WARM_UP = 12  # steps before something happens, and after
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a job, in seconds."""
+
+    pause: float  # in which no step was made, beyond an ordinary one
+    background: float  # from the request until the new group has formed, in which training goes on
+
+
 class Quiet:
     """Takes what workers print, and shows nothing."""
 
@@ -34,8 +43,8 @@ class Quiet:
 
 def run_through(
     backend: LocalBackend, devices: int, width: int, acts: list[Callable[[Coordinator], None]]
-) -> list[float]:
-    """Train, do each of *acts* in turn, and return how long each made training stand still, in seconds."""
+) -> list[Change]:
+    """Train, do each of *acts* in turn, and return how long each took."""
     with tempfile.TemporaryDirectory() as name:
         folder = JobFolder(Path(name) / "job")
         names = tuple(str(device) for device in range(devices))
@@ -59,23 +68,28 @@ def run_through(
 
         coordinator = Coordinator(job, folder, backend, Quiet(), tick)
         coordinator.run()
-        return _pauses(list(read_timed_events(folder.path / STREAM)), struck)
+        return _changes(list(read_timed_events(folder.path / STREAM)), struck)
 
 
-def _pauses(events: list[tuple[float, Any]], struck: list[float]) -> list[float]:
+def _changes(events: list[tuple[float, Any]], struck: list[float]) -> list[Change]:
     """For each strike: how long after it, or after the last step, the next one was committed, less one step."""
     steps = [(at, event.seconds) for at, event in events if isinstance(event, StepDone)]
     ordinary = statistics.median(seconds for _, seconds in steps)
-    pauses = []
+    changes = []
     for begun in struck:
         told, change = next((at, e) for at, e in events if isinstance(e, Regrouped) and at > begun)
         if change.cause == "loss":  # told at the boundary after the step that it interrupted
-            pauses.append(max(at for at, _ in steps if at <= told) - begun - ordinary)
+            pause = max(at for at, _ in steps if at <= told) - begun - ordinary
         else:
             after = [(at, seconds) for at, seconds in steps if at > told][:WARM_UP]
             ordinary_after = statistics.median(seconds for _, seconds in after[1:])
-            pauses.append(after[0][0] - max(at for at, _ in steps if at <= told) - ordinary_after)
-    return pauses
+            pause = after[0][0] - max(at for at, _ in steps if at <= told) - ordinary_after
+        changes.append(Change(pause, told - begun))
+    return changes
+
+
+def pauses_of(changes: Sequence[Change]) -> list[float]:
+    return [change.pause for change in changes]
 
 
 def kill(device: str) -> Callable[[Coordinator], None]:
@@ -130,6 +144,21 @@ def listening() -> tuple[float, float]:
         return float((Path(name) / "listening").read_text()), statistics.median(steps)
 
 
+def start_up(rounds: int) -> list[float]:
+    """Seconds of processor time of ``vf run`` with a script that makes no step: mostly to load torch."""
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        script = Path(name) / "no_step.py"
+        script.write_text("import torch, virtualflow\n")
+        command = [sys.executable, "-m", "virtualflow.cli.main", "run", "--devices", "1", str(script)]
+        for _ in range(rounds):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(command, env=os.environ | {"VF_HOME": name}, check=True, capture_output=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One event: how long training stood still, each time, and the longest that it may."""
@@ -157,24 +186,27 @@ def run(*, quick: bool) -> None:
     ours: dict[str, list[float]] = {"kill": [], "grow": []}
     theirs: dict[tuple[str, str], list[float]] = {}
     with LocalBackend() as backend:
-        pauses = run_through(backend, 2, LARGE, [resize(4), resize(2)] * (rounds + 1))[2:]  # the first is to warm up
-        killed = run_through(backend, 5, SMALL, [kill("3"), kill("0"), kill("2")] * rounds)
+        large = run_through(backend, 2, LARGE, [resize(4), resize(2)] * (rounds + 1))[2:]  # the first is to warm up
+        small = run_through(backend, 2, SMALL, [resize(4), resize(2)] * rounds)
+        killed = pauses_of(run_through(backend, 5, SMALL, [kill("3"), kill("0"), kill("2")] * rounds))
         for _ in range(rounds):
-            ours["kill"] += run_through(backend, 3, SMALL, [kill("1")])
-            ours["grow"] += run_through(backend, 2, SMALL, [resize(3)])
+            ours["kill"] += pauses_of(run_through(backend, 3, SMALL, [kill("1")]))
+            ours["grow"] += pauses_of(run_through(backend, 2, SMALL, [resize(3)]))
             for name, rival in (("torchrun", rivals.torchrun), ("torchft", rivals.torchft)):
                 for act in ours:
                     theirs.setdefault((name, act), []).append(rival(SMALL, act))
     heard, step = listening()
     lines = [
         Line("bare broadcast of the state of 25M parameters and their momentum to 2 others", [bare]),
-        Line("grow 2 to 4, 25M parameters", pauses[::2], 0.1 + 1.5 * bare),
-        Line("shrink 4 to 2, 25M parameters", pauses[1::2], 0.1 + 1.5 * bare),
+        Line("grow 2 to 4, 25M parameters", pauses_of(large[::2]), 0.1 + 1.5 * bare),
+        Line("shrink 4 to 2, 25M parameters", pauses_of(large[1::2]), 0.1 + 1.5 * bare),
         Line("SIGKILL of 1 of 5 to the next committed step, less a step", killed, 0.25),
         Line("SIGKILL of 1 of 3", ours["kill"]),
         Line("grow 2 to 3", ours["grow"]),
+        Line("from vf resize to the new group, in the background, 2 to 4", [c.background for c in small[::2]]),
+        Line("vf run of a script without a step, processor time", start_up(rounds)),
     ]
-    section = report.Section("elastic")
+    section = report.Section("elastic", quick=quick)
     section.show(
         "how long training stands still", ["event", "median", "each, ms", "goal", ""], [x.cells() for x in lines]
     )

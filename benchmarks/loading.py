@@ -103,7 +103,7 @@ def started(dataset: Callable[[], Compressed | Waiting], loader_workers: int | N
 
 def run(*, quick: bool) -> None:
     """Time all ways in turn; compare each with loading in the training thread."""
-    section, results = report.Section("loading"), {}
+    section, results = report.Section("loading", quick=quick), {}
     cores = os.sched_getaffinity(0)
     for title, dataset in (("decode and augment", Compressed), ("wait 2 ms an example", Waiting)):
         for available in dict.fromkeys((len(cores), 1)):

@@ -34,7 +34,7 @@ class Point:
 
 def run(*, quick: bool) -> None:
     counts = [1, 2, 8] if quick else [1, 2, 4, 8, 16, 32, 64]
-    section = report.Section("memory")
+    section = report.Section("memory", quick=quick)
     results: dict[str, Any] = {}
     for setting in ("mlp", "resnet"):
         base = point(setting, None, 1)

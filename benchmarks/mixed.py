@@ -77,7 +77,7 @@ class Line:
 
 
 def run(*, quick: bool) -> None:
-    section = report.Section("mixed")
+    section = report.Section("mixed", quick=quick)
     _paper(section)
     with tempfile.TemporaryDirectory() as name:
         lines = _emulated(section, Path(name), quick=quick)

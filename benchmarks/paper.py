@@ -32,7 +32,7 @@ Result = dict[str, Any]
 
 
 def run(*, quick: bool) -> None:
-    section = report.Section("paper")
+    section = report.Section("paper", quick=quick)
     results: dict[str, Any] = {}
     if fashion.present():
         size = ["--examples", "1024", "--epochs", "4"] if quick else []

@@ -1,12 +1,14 @@
-"""Tables for people, JSON for programs, and the ratios of runs that took turns."""
+"""Tables for people, raw results as JSON, and the ratios of runs that took turns."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-FOLDER = Path("out/bench")
+FOLDER = Path("out/bench")  # figures and tables of the last run
+RESULTS = Path(__file__).with_name("results")  # raw results, committed: the documents' tables are made from them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,14 @@ def ratio(baseline_seconds: Sequence[float], seconds: Sequence[float]) -> Ratio:
 
 
 class Section:
-    """One part of the report: tables on stdout, and the same with all figures in ``out/bench``."""
+    """One part of the report: tables on stdout, and the raw results in ``benchmarks/results``.
 
-    def __init__(self, name: str) -> None:
+    Results of a quick run are a look, not a figure: they go to ``out/bench``.
+    """
+
+    def __init__(self, name: str, *, quick: bool) -> None:
         self._name = name
+        self._folder = FOLDER if quick else RESULTS
         self._markdown: list[str] = []
 
     def show(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -59,11 +66,12 @@ class Section:
         self._markdown += [f"{title}\n", *(f"| {' | '.join(line)} |" for line in lines), ""]
 
     def save(self, content: Any) -> None:
-        """Write *content*, with what it was measured on, and the tables as Markdown."""
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        machine = {"processor": _processor(), "torch": torch.__version__, "python": platform.python_version()}
-        text = json.dumps({"machine": machine, self._name: content}, indent=1, default=asdict)
-        (FOLDER / f"{self._name}.json").write_text(text + "\n")
+        """Write *content* with the machine and the date, and the tables as Markdown."""
+        for folder in (FOLDER, self._folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        result = {"section": self._name, "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": _machine()}
+        text = json.dumps(result | {"results": content}, indent=1, default=asdict)
+        (self._folder / f"{self._name}.json").write_text(text + "\n")
         (FOLDER / f"{self._name}.md").write_text("\n".join(self._markdown))
 
 
@@ -80,6 +88,11 @@ def pyplot() -> Any:
 def figure_path(name: str) -> Path:
     FOLDER.mkdir(parents=True, exist_ok=True)
     return FOLDER / f"{name}.png"
+
+
+def _machine() -> dict[str, str | int | None]:
+    cores, python = os.cpu_count(), platform.python_version()
+    return {"processor": _processor(), "cores": cores, "torch": torch.__version__, "python": python}
 
 
 def _processor() -> str:

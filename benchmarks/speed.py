@@ -32,7 +32,7 @@ class Line:
 
 def run(*, quick: bool, devices: int, only: str | None = None) -> None:
     """Race all contenders in each setting."""
-    section, results = report.Section(f"speed-{devices}"), {}
+    section, results = report.Section(f"speed-{devices}", quick=quick), {}
     for setting in [only] if only else list(SETTINGS):
         contenders = _contenders(setting, devices)
         runs = race(contenders, 3 if quick else 12, launches=1 if quick else 2)

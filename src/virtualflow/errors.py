@@ -1,4 +1,4 @@
-"""Everything VirtualFlow raises on purpose.
+"""All exceptions that VirtualFlow raises on purpose.
 
 VirtualFlowError
 ├── ConfigError             an argument that cannot work
@@ -10,12 +10,12 @@ VirtualFlowError
 ├── CheckpointError         a checkpoint that cannot be written or read
 ├── CollectiveError         workers made different collective calls
 ├── ReplicaError            workers hold different models
-├── PeerLostError           another worker of the job went away
-│   └── CoordinatorLostError    nobody is left to say who belongs to the job
+├── PeerLostError           another worker of the job was lost
+│   └── CoordinatorLostError    the coordinator was lost
 ├── ProfileError            a profile that is missing, stale or damaged
-├── SolverError             no mapping of these devices meets what is asked
+├── SolverError             no plan for these devices meets the request
 ├── TraceError              a trace of jobs that cannot be read
-├── PolicyError             a policy granted what cannot be
+├── PolicyError             a policy returned an impossible decision
 ├── EventStreamError        an event stream that cannot be read
 ├── LaunchError             the job could not be started
 │   ├── UnreachableError    nobody answers for the job
@@ -29,7 +29,7 @@ VirtualFlowError
 
 
 class VirtualFlowError(Exception):
-    """The root of the tree: catch this to catch them all."""
+    """The base class: catch this to catch them all."""
 
 
 class ConfigError(VirtualFlowError):
@@ -69,11 +69,11 @@ class ReplicaError(VirtualFlowError):
 
 
 class PeerLostError(VirtualFlowError):
-    """Another worker of the job went away."""
+    """Another worker of the job was lost."""
 
 
 class CoordinatorLostError(PeerLostError):
-    """Nobody is there any more to say who belongs to the job."""
+    """The coordinator of the job was lost."""
 
 
 class ProfileError(VirtualFlowError):
@@ -81,7 +81,7 @@ class ProfileError(VirtualFlowError):
 
 
 class SolverError(VirtualFlowError):
-    """No mapping of these devices meets what is asked."""
+    """No plan for these devices meets the request."""
 
 
 class TraceError(VirtualFlowError):
@@ -89,7 +89,7 @@ class TraceError(VirtualFlowError):
 
 
 class PolicyError(VirtualFlowError):
-    """A policy granted what cannot be."""
+    """A policy returned an impossible decision."""
 
 
 class EventStreamError(VirtualFlowError):
@@ -101,7 +101,7 @@ class LaunchError(VirtualFlowError):
 
 
 class UnreachableError(LaunchError):
-    """Nobody answers for the job: it starts, it has ended, or it hangs."""
+    """The coordinator does not answer: the job is starting, has ended, or hangs."""
 
 
 class AmbiguousJobError(LaunchError):
@@ -121,7 +121,7 @@ class RecordsError(VirtualFlowError):
 
 
 class ManagerError(VirtualFlowError):
-    """The manager refuses, or is not there."""
+    """The manager refuses, or does not run."""
 
 
 class UnknownJobError(ManagerError):

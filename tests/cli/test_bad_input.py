@@ -114,10 +114,10 @@ def test_a_path_that_can_not_be_used_is_an_error_that_says_so(name: str, folder:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("timeline a-job -o no-such-folder/x.png", "there is no folder"),
+        ("timeline a-job -o no-such-folder/x.png", "does not exist. Create it"),
         ("plot profile --workload resnet50 -o picture.nonsense", "not supported"),
-        ("tensorboard a-job -o train.py/x", "train.py is a file, where a folder is needed"),
-        ("solve --workload resnet50 --batch-size 256 --devices V100:1 -o a-folder", "name a file in it"),
+        ("tensorboard a-job -o train.py/x", "train.py is a file, not a folder"),
+        ("solve --workload resnet50 --batch-size 256 --devices V100:1 -o a-folder", "Name a file in it"),
         ("run --listen 127.0.0.1:0 --token-file no-such-folder/x train.py", "in a folder of yours"),
         ("join 127.0.0.1:1 --token-file binary", "is not text"),
         ("verify binary binary", "it is not text"),
@@ -159,7 +159,7 @@ def test_a_device_file_with_odd_values_is_refused(folder: Path, text: str) -> No
 def test_a_home_that_can_not_be_used_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "file").touch()
     monkeypatch.setenv("VF_HOME", str(folder / "file"))
-    assert "set VF_HOME" in refused("run train.py", "")
+    assert "Set VF_HOME" in refused("run train.py", "")
     assert said("doctor")[0] == 1
 
 

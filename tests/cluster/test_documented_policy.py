@@ -1,4 +1,4 @@
-"""The policy in docs/policies.md runs as it stands there."""
+"""The policy in docs/how-to/write-a-policy.md runs as it stands there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
 
-PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-policy.md"
 
 
 @pytest.fixture

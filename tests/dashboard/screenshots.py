@@ -1,4 +1,4 @@
-"""``python -m tests.dashboard.screenshots FOLDER``: the pictures of docs/dashboard.md."""
+"""``python -m tests.dashboard.screenshots FOLDER``: the pictures of docs/how-to/dashboard.md."""
 
 from __future__ import annotations
 

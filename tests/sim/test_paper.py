@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,7 @@ from virtualflow.core.devices import parse_pools
 from virtualflow.sim import costs, importers, metrics
 from virtualflow.sim.compare import Setting, run
 
-TRACES = Path(__file__).parents[3] / "shared" / "data" / "virtualflow_traces"
-pytestmark = pytest.mark.skipif(not TRACES.exists(), reason="the paper's traces are not beside the project")
+TRACES = Path(__file__).parents[2] / "benchmarks" / "traces"
 
 
 def setting(rounding: str = "any") -> Setting:
@@ -22,13 +21,8 @@ def setting(rounding: str = "any") -> Setting:
 
 
 def test_each_static_run_is_met_within_15_percent() -> None:
-    with (TRACES / "static_runs.csv").open() as file:
-        measured = {
-            row["job"]: float(row["seconds_from_start_to_finish"])
-            for row in csv.DictReader(file)
-            if row["trace"] == "medium20_12jph"
-        }
-    found = run(importers.read(TRACES / "medium20_12jph.json"), "priority", setting())
+    measured = json.loads((TRACES / "static-runs.json").read_text())["paper-20-jobs"]
+    found = run(importers.read(TRACES / "paper-20-jobs.json"), "priority", setting())
     assert len(found.jobs) == len(measured) == 20
     for job in found.jobs:
         assert job.end_seconds - job.start_seconds == pytest.approx(measured[job.job.id], rel=0.15)
@@ -36,7 +30,7 @@ def test_each_static_run_is_met_within_15_percent() -> None:
 
 @pytest.mark.parametrize("rounding", ["pow2", "any"])
 def test_elasticity_gains_what_the_paper_says(rounding: str) -> None:
-    trace = importers.read(TRACES / "medium20_12jph.json")
+    trace = importers.read(TRACES / "paper-20-jobs.json")
     static = metrics.of(run(trace, "priority", setting(rounding)))
     elastic = metrics.of(run(trace, "wfs", setting(rounding)))
     assert elastic.makespan_seconds / static.makespan_seconds - 1 == pytest.approx(-0.455, abs=0.05)

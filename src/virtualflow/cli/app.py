@@ -1,4 +1,4 @@
-"""``vf``: the verbs, and what becomes of errors."""
+"""``vf``: its commands in panels, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -41,29 +41,28 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 app = typer.Typer(
     name="vf",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train a PyTorch model on any number of devices and get the same bits.",
-    epilog="A first try: [bold]vf run --devices 2 train.py[/bold], then [bold]vf verify[/bold] the two runs.",
+    epilog="To begin: [bold]vf run --devices 2 train.py[/bold], then [bold]vf status[/bold].",
 )
-# A script's own options follow the script and are left alone.
-app.command(context_settings={"allow_interspersed_args": False})(run)
-app.command(context_settings={"allow_interspersed_args": False})(profile)
-app.command(context_settings={"allow_interspersed_args": False})(submit)
-app.command()(solve)
-app.command()(plot)
-app.command()(explain)
-app.command()(verify)
-app.command()(doctor)
-ONE_JOB: tuple[Callable[..., None], ...] = (status, resize, stop, logs, timeline, tensorboard, join, clean)
-MANAGED: tuple[Callable[..., None], ...] = (queue, describe, priority, pause, resume, cancel, devices, dashboard)
-for verb in (*ONE_JOB, *MANAGED):
-    app.command()(verb)
-app.add_typer(cluster, name="cluster")
-app.command()(simulate)
-app.add_typer(trace, name="trace")
+SCRIPT = {"allow_interspersed_args": False}  # the script's own options follow the script and are left alone
+PANELS: dict[str, tuple[Callable[..., None] | tuple[str, typer.Typer], ...]] = {
+    "Run a job": (run, submit, join, explain, doctor),
+    "Look at a job": (status, queue, describe, logs, timeline, tensorboard, verify),
+    "Change a job": (resize, stop, pause, resume, priority, cancel, clean),
+    "Cluster": (("cluster", cluster), devices, dashboard),
+    "Mixed devices": (profile, solve, plot),
+    "Simulation": (simulate, ("trace", trace)),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        if isinstance(command, tuple):
+            app.add_typer(command[1], name=command[0], rich_help_panel=panel)
+        else:
+            settings = SCRIPT if command in (run, profile, submit) else {}
+            app.command(rich_help_panel=panel, context_settings=settings)(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -73,30 +72,30 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
         raise typer.Exit
 
 
-def run_verb() -> None:
-    """An error of ours, or of the disk's, is a message, not a traceback."""
+def run_command() -> None:
+    """Run the command that the command line names. Its errors are messages, not tracebacks."""
     try:
         commands = typer.main.get_command(app)
         assert isinstance(commands, TyperGroup)
-        commands(default_map=read_defaults(commands))
+        commands(prog_name="vf", default_map=read_defaults(commands))  # under ``python -m virtualflow``, too
     except VirtualFlowError as error:
         _refuse(str(error))
-    except BrokenPipeError:  # whoever read the output has enough
+    except BrokenPipeError:  # the reader of the output has closed it, as ``head`` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         if error.filename is None:
-            _refuse(f"{error.strerror or error}.{_about(str(home())) if error.errno in NO_ROOM else ''}")
-        _refuse(f"{error.filename}: {error.strerror}.{_about(str(error.filename))}")
+            _refuse(f"{error.strerror or error}.{_advice(str(home())) if error.errno in NO_ROOM else ''}")
+        _refuse(f"{error.filename}: {error.strerror}.{_advice(str(error.filename))}")
 
 
 def _refuse(text: str) -> NoReturn:
-    told = Text.assemble(("error:", "bold red"), f" {visible(text)}")
-    screen(stderr=True).print(told, highlight=False, soft_wrap=True)
+    message = Text.assemble(("error:", "bold red"), f" {visible(text)}")
+    screen(stderr=True).print(message, highlight=False, soft_wrap=True)
     sys.exit(2)
 
 
-def _about(filename: str) -> str:
+def _advice(filename: str) -> str:
     if not Path(filename).is_relative_to(home()):
         return ""
-    return f" That is where jobs leave their files: set VF_HOME to a folder that you can write to (it is {home()})."
+    return f" Jobs keep their files there. Set VF_HOME to a folder that you can write to; it is {home()} now."

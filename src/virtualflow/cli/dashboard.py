@@ -21,7 +21,7 @@ from virtualflow.manager.client import Client
 def dashboard(
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser here.")] = True,
 ) -> None:
-    """Open the manager's page. The link works once; your browser is let in from then on."""
+    """Open the manager's dashboard. The link works once and logs the browser in."""
     link = link_to(Client.find())
     print(link, flush=True)
     if show:

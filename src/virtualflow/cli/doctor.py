@@ -1,4 +1,4 @@
-"""``vf doctor``: what this machine has, and what is missing."""
+"""``vf doctor``: check this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIONAL = (  # a module, the extra that brings it, and what needs it
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. *needed* things make the doctor fail when they are missing."""
+    """One check. If *needed*, training cannot work without it."""
 
     what: str
     found: str
@@ -46,7 +46,7 @@ class Finding:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what this machine has and what is missing. Exit code 1 means that training can't work."""
+    """Check this machine: what is installed and what is missing. Exit code 1: training can't work."""
     findings = list(_examine())
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -91,7 +91,7 @@ def _torch() -> Iterator[Finding]:
     gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
     yield Finding("gloo (several CPU devices)", "yes" if gloo else "no", gloo, True, "install a torch built with gloo")
     fused = kernel.load() is not None
-    advice = "without a C compiler the exact reduction is slower, for the same bits: install gcc"
+    advice = "install gcc: without a C compiler the exact reduction is slower, with the same bits"
     yield Finding("fused kernel", "built" if fused else "not built", fused, advice=advice)
     cuda = f"{torch.cuda.device_count()} device(s)" if torch.cuda.is_available() else "none"
     yield Finding("CUDA", cuda + " (support for CUDA is written but untested)", True)
@@ -105,7 +105,7 @@ def _writable_home() -> Finding:
 
 
 def _print(findings: list[Finding]) -> None:
-    table = Table("", "what", "found", "what to do")
+    table = Table("", "check", "result", "what to do")
     for finding in findings:
         mark = Text("ok" if finding.good else "missing" if finding.needed else "note", finding.colour)
         table.add_row(mark, finding.what, finding.found, "" if finding.good else finding.advice)

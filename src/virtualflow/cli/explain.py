@@ -17,11 +17,13 @@ from virtualflow.errors import ConfigError
 
 
 def explain(
-    devices: Annotated[str, typer.Option(help="How many devices.", metavar="N")],
+    devices: Annotated[str, typer.Option(help="The number of devices.", metavar="N")],
     batch_size: Annotated[int, typer.Option(help="Examples in a global batch.", metavar="N")],
     virtual_nodes: Annotated[
         str,
-        typer.Option(help="How many virtual nodes, or their sizes: 8, or 6,6,4, or 192x16,256x8.", metavar="N|SIZES"),
+        typer.Option(
+            help="The number of virtual nodes, or their sizes: 8, or 6,6,4, or 192x16,256x8.", metavar="N|SIZES"
+        ),
     ],
     mapping: Annotated[
         str | None, typer.Option(help="A device's index for each virtual node, such as 0,1,1,0.", metavar="LIST")

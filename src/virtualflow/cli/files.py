@@ -1,4 +1,4 @@
-"""Files that verbs write: looked at before the work is done, and never the end in a traceback."""
+"""Files that commands write: checked before the work begins, and never a traceback."""
 
 from __future__ import annotations
 
@@ -11,32 +11,36 @@ from virtualflow.errors import ConfigError
 
 
 def check_file(path: Path, option: str = "-o") -> None:
-    """Refuse a file that can't be written, before the work for it begins."""
+    """Refuse a file that can't be written, before the work begins."""
     if path.is_dir():
-        raise ConfigError(f"{option} {path} is a folder: name a file in it")
+        raise ConfigError(f"{option} {path} is a folder. Name a file in it.")
     parent = path.absolute().parent
     if not parent.is_dir():
-        raise ConfigError(f"{option} {path}: there is no folder {parent}. Make it first, or name another one.")
+        raise ConfigError(f"{option} {path}: the folder {parent} does not exist. Create it, or choose another one.")
     if not os.access(path if path.exists() else parent, os.W_OK):
-        raise ConfigError(f"{option} {path} can't be written: no permission. Name a file in a folder of yours.")
+        raise ConfigError(
+            f"{option} {path} can't be written: permission denied. Choose a folder that you can write to."
+        )
 
 
 def check_folder(path: Path, option: str = "-o") -> None:
-    """Refuse a folder that can't be made or written to, before the work for it begins."""
+    """Refuse a folder that can't be created or written to, before the work begins."""
     whole = path.absolute()
-    nearest = next(each for each in (whole, *whole.parents) if each.exists())
+    nearest = next(place for place in (whole, *whole.parents) if place.exists())
     if not nearest.is_dir():
-        raise ConfigError(f"{option} {path}: {nearest} is a file, where a folder is needed. Name another one.")
+        raise ConfigError(f"{option} {path}: {nearest} is a file, not a folder. Choose another path.")
     if not os.access(nearest, os.W_OK):
-        raise ConfigError(f"{option} {path} can't be made: no permission in {nearest}. Name a folder of yours.")
+        raise ConfigError(
+            f"{option} {path} can't be created: permission denied in {nearest}. Choose a folder that you can write to."
+        )
 
 
 @contextmanager
 def writing(path: Path, option: str = "-o") -> Iterator[None]:
-    """Say in one line what went wrong with *path*: a full disk, or a kind of picture that nobody can draw."""
+    """Turn a failure to write *path* into one line: a full disk, or a picture format that matplotlib does not know."""
     try:
         yield
     except OSError as error:
         raise ConfigError(f"{option} {path} can't be written: {error.strerror or error}") from error
-    except ValueError as error:  # matplotlib's word for a suffix that it does not know
+    except ValueError as error:  # matplotlib, for an unknown suffix
         raise ConfigError(f"{option} {path} can't be written: {error}") from error

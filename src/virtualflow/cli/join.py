@@ -21,11 +21,11 @@ from virtualflow.system.hash_seed import VARIABLE, hash_seed_here
 
 def join(
     address: Annotated[
-        str, typer.Argument(help="Where `vf run --listen`, or `vf profile --listen`, listens.", metavar="HOST:PORT")
+        str, typer.Argument(help="The address of `vf run --listen` or `vf profile --listen`.", metavar="HOST:PORT")
     ],
     token_file: Annotated[Path, typer.Option(help="The file with the job's token.", metavar="FILE")],
 ) -> None:
-    """Take part in a job as one more device, under any launcher: ssh, Slurm, Kubernetes.
+    """Join a job as one more device, from any launcher: ssh, Slurm, Kubernetes.
 
     The script comes from the job. Ends when the job does, or no longer needs this device. After Ctrl-C the job goes on
     without it.

@@ -1,4 +1,4 @@
-"""The entry point of ``vf``. The verbs take a while to load, and Ctrl-C must not end in a traceback meanwhile."""
+"""The entry point of ``vf``. Its commands take a while to load, and Ctrl-C must not end in a traceback meanwhile."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 
 def main() -> None:
-    """Run the verb that the command line names."""
+    """Run the command that the command line names."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has begun: this process just ends
-    from virtualflow.cli.app import run_verb
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has started yet: the process just ends
+    from virtualflow.cli.app import run_command
 
     signal.signal(signal.SIGINT, before)
-    run_verb()
+    run_command()
 
 
 def __getattr__(name: str) -> Any:
-    """``app``, for those who look at the verbs without running one."""
+    """``app``, for programs that inspect the commands without running one."""
     if name != "app":
         raise AttributeError(f"module {__name__} has no attribute {name}")
     from virtualflow.cli.app import app

@@ -30,20 +30,21 @@ Emulate = Annotated[
     str | None,
     typer.Option(help="Emulate device types by the profiles of this workload, such as resnet50.", metavar="WORKLOAD"),
 ]
-TimeScale = Annotated[
-    float | None, typer.Option(help="Emulated times as a part of the real ones, such as 0.05.", metavar="FACTOR")
-]
+TimeScale = Annotated[float | None, typer.Option(help="Scale of emulated times, such as 0.05.", metavar="FACTOR")]
 Listen = Annotated[
-    str | None, typer.Option(help="Let workers from other machines join here: see `vf join`.", metavar="HOST:PORT")
+    str | None,
+    typer.Option(help="Accept workers from other machines at this address: see `vf join`.", metavar="HOST:PORT"),
 ]
 TokenFile = Annotated[
-    Path | None, typer.Option(help="The file with the secret that they must show; made if missing.", metavar="FILE")
+    Path | None, typer.Option(help="The file with the job's token; created if missing.", metavar="FILE")
 ]
 DeviceType = Annotated[str, typer.Option(help="What workers compute on: auto, cpu or cuda.", metavar="TYPE")]
 Profiles = Annotated[Path | None, typer.Option(help="A folder with profiles.", metavar="DIR")]
 Include = Annotated[
     list[str] | None,
-    typer.Option(help="Files that the job gets copies of: later edits do not count. May be repeated.", metavar="GLOB"),
+    typer.Option(
+        help="Copy these files into the job, so that later edits do not count. May be repeated.", metavar="GLOB"
+    ),
 ]
 
 
@@ -64,7 +65,7 @@ def token_file_for(listen: str, token_file: Path | None) -> Path:
     """The token file of a job that listens at the address *listen*."""
     tokens.parse_address(listen)
     if token_file is None:
-        raise LaunchError("--listen needs --token-file FILE: whoever knows the token in it may join the job")
+        raise LaunchError("--listen needs --token-file FILE: workers need its token to join the job")
     tokens.read_token(token_file, create=True)  # a clear word now rather than when the job starts
     return token_file.resolve()
 
@@ -151,7 +152,7 @@ def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Work
         if len(types) == 1:
             return None
         raise ProfileError(
-            f"{script} has no profiles, so nobody knows how fast it is on {' and '.join(sorted(types))}. Make them: "
+            f"{script} has no profiles, so its speed on {' and '.join(sorted(types))} is not known. Measure it: "
             f"vf profile --devices {','.join(f'{name}:1' for name in sorted(types))} {script}"
         )
     workload = profile_files.read_all(where)

@@ -46,9 +46,7 @@ def profile(
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(
-            help="All types that are here, and how many: communication is measured with them.", metavar="LIST"
-        ),
+        typer.Option(help="The devices of this machine, by type; communication is measured with them.", metavar="LIST"),
     ] = None,
     device_file: DeviceFile = None,
     emulate: Emulate = None,
@@ -58,16 +56,16 @@ def profile(
     ] = None,
     largest: Annotated[int, typer.Option(help="The largest node size to try.", min=1)] = 4096,
     minutes: Annotated[
-        float, typer.Option(help="No device type, and no wait for other machines, takes longer than this.", min=0.05)
+        float, typer.Option(help="The time limit for each device type, and for waiting for other machines.", min=0.05)
     ] = 10.0,
     communication: Annotated[
         bool,
-        typer.Option("--communication/--no-communication", help="Measure communication between these devices, too."),
+        typer.Option("--communication/--no-communication", help="Also measure communication between these devices."),
     ] = True,
     machines: Annotated[
         int,
         typer.Option(
-            help="Measure communication between so many machines, too: this one, and others that join.", min=1
+            help="Also measure communication between this many machines: this one, and others that join.", min=1
         ),
     ] = 1,
     listen: Listen = None,

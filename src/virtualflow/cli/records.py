@@ -22,7 +22,7 @@ from virtualflow.manager.records import Records
 
 def orphans(
     adopt: Annotated[
-        str | None, typer.Option(help="Make a job of this one again: paused, until `vf resume JOB`.", metavar="JOB")
+        str | None, typer.Option(help="Turn this orphan into a paused job, for `vf resume JOB`.", metavar="JOB")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -53,10 +53,10 @@ def _without_manager() -> list[dict[str, Any]]:
 
 def restore(
     backup: Annotated[
-        Path | None, typer.Argument(help="The copy to go back to; the newest whole one by default.", metavar="FILE")
+        Path | None, typer.Argument(help="The backup to restore; the newest undamaged one by default.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Put a copy of the manager's records in their place, while no manager runs. The old ones are moved aside."""
+    """Restore a backup of the manager's records, while no manager runs. The old records are moved aside."""
     backups = Backups((folder() / RECORDS).absolute())
     chosen = backup or backups.newest_whole()
     if chosen is None:

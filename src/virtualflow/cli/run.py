@@ -46,9 +46,7 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
     devices: Annotated[
         str,
-        typer.Option(
-            help="How many devices: up to the number of virtual nodes. Or types: V100:2,P100:8.", metavar="N|LIST"
-        ),
+        typer.Option(help="The number of devices, up to the virtual nodes; or types: V100:2,P100:8.", metavar="N|LIST"),
     ] = "1",
     backend: Annotated[
         str,
@@ -59,30 +57,28 @@ def run(
         ),
     ] = "local",
     plan: Annotated[
-        Path | None, typer.Option(help="Devices, node sizes and mapping that `vf solve -o` chose.", metavar="FILE")
+        Path | None, typer.Option(help="A plan of `vf solve -o`: devices, node sizes and mapping.", metavar="FILE")
     ] = None,
     profiles: Profiles = None,
     rebalance: Annotated[
         bool | None,
-        typer.Option("--rebalance/--no-rebalance", help="Move virtual nodes off late devices; on for mixed types."),
+        typer.Option(
+            "--rebalance/--no-rebalance", help="Move virtual nodes away from slow devices; on for mixed types."
+        ),
     ] = None,
     device_file: DeviceFile = None,
     emulate: Emulate = None,
     time_scale: TimeScale = None,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; `vf status` shows it.")] = False,
-    resume: Annotated[
-        str | None, typer.Option(help="Go on with a job from its last checkpoint.", metavar="JOB")
-    ] = None,
+    resume: Annotated[str | None, typer.Option(help="Continue a job from its last checkpoint.", metavar="JOB")] = None,
     from_checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="Go on from this checkpoint instead of the last one: a file, or with --resume a step of the job.",
+            help="Continue from this checkpoint instead of the last one: a file, or with --resume a step of the job.",
             metavar="FILE|STEP",
         ),
     ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace/--no-replace", help="Start a new worker for each lost one.")
-    ] = True,
+    replace: Annotated[bool, typer.Option("--replace/--no-replace", help="Replace lost workers.")] = True,
     checkpoint_every: Annotated[
         int, typer.Option(help="Steps between automatic checkpoints; 0 for none.", min=0)
     ] = 500,
@@ -93,21 +89,19 @@ def run(
         bool, typer.Option("--audit", help="Run every virtual node twice, in another order, and compare bits.")
     ] = False,
     all_output: Annotated[
-        bool, typer.Option("--all-output", help="Show what every worker prints, behind its device's name.")
+        bool, typer.Option("--all-output", help="Show the output of every worker, with its device's name.")
     ] = False,
     progress: Annotated[
         bool | None, typer.Option("--progress/--no-progress", help="A progress bar; on by default on a terminal.")
     ] = None,
-    dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Show the job on a page in a browser, as long as it runs.")
-    ] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the job in a browser while it runs.")] = False,
     mapping: Annotated[
-        str | None, typer.Option(help="A device's index for each virtual node, such as 0,1,1,0.", metavar="LIST")
+        str | None, typer.Option(help="The device index of each virtual node, such as 0,1,1,0.", metavar="LIST")
     ] = None,
-    threads_per_device: Annotated[int, typer.Option(help="Threads of a CPU device. Part of the job.", min=1)] = 1,
+    threads_per_device: Annotated[int, typer.Option(help="Threads of a CPU device. The bits depend on it.", min=1)] = 1,
     device_type: DeviceType = "auto",
     patience: Annotated[
-        float, typer.Option(help="Seconds that workers wait for a late one before they go on without it.", min=1)
+        float, typer.Option(help="Seconds after which a worker that blocks the others counts as lost.", min=1)
     ] = 30.0,
 ) -> None:
     """Run SCRIPT on several devices. The exit code is the script's.

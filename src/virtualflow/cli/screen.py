@@ -1,7 +1,7 @@
-"""Where verbs print. Text is shown as it is: names, paths and messages of others may hold what looks like markup.
+"""Where commands print. Names, paths and messages of others are shown as text, even if they look like markup.
 
-They may also hold what a terminal obeys: escape sequences that clear it, rename it, or hide what comes before them.
-Those are shown as Python writes them. ``vf logs`` and a job's own output are the exception, as with ``cat``.
+They may also hold escape sequences that a terminal obeys, which could clear it, rename it, or hide other text. Those
+are shown as Python writes them. ``vf logs`` and a job's own output are passed through, as ``cat`` does.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class _Screen(Console):
 
 
 def screen(**settings: Any) -> Console:
-    """A console on which square brackets are square brackets; colours come with ``Text`` and ``style=``."""
+    """A console without markup; colours come with ``Text`` and ``style=``."""
     return _Screen(markup=False, emoji=False, **settings)
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Print what others have written."""
+    """Print text from outside, with escape sequences made visible."""
     print(visible(text), file=file or sys.stdout, flush=True)

@@ -33,14 +33,19 @@ def simulate(
         str, typer.Option(help="The cluster: V100:8, or P100:4+4 for two machines, with commas.", metavar="DEVICES")
     ],
     policy: Annotated[
-        list[str], typer.Option(help=f"One or more of {', '.join(registry.BUILT_IN)}, or plugged in.", metavar="NAME")
+        list[str],
+        typer.Option(
+            help=f"One or more of {', '.join(registry.BUILT_IN)}, or one of an installed package.", metavar="NAME"
+        ),
     ] = ["wfs"],  # noqa: B006, typer copies it
-    seeds: Annotated[int, typer.Option(help="How many traces like this one, for intervals.", min=1, metavar="N")] = 1,
+    seeds: Annotated[
+        int, typer.Option(help="The number of traces like this one, for confidence intervals.", min=1, metavar="N")
+    ] = 1,
     costs_name: Annotated[
         str,
         typer.Option(
             "--costs",
-            help="Resizing costs: measured (ours), none, or paper, with the paper's even mapping.",
+            help="Resizing costs: measured (VirtualFlow's), none, or paper, with the paper's even mapping.",
             metavar="NAME",
         ),
     ] = "measured",
@@ -48,7 +53,7 @@ def simulate(
         str, typer.Option("--round", help="wfs: shares of any size, or pow2 as the paper's author did.", metavar="RULE")
     ] = "any",
     backfill: Annotated[
-        bool, typer.Option("--backfill", help="priority, fifo: small jobs may pass a blocked one.")
+        bool, typer.Option("--backfill", help="priority, fifo: small jobs may overtake a blocked one.")
     ] = False,
     table: Annotated[
         Path | None, typer.Option("--throughputs", help="Gavel's table of speeds, for its traces.", metavar="FILE")
@@ -59,14 +64,14 @@ def simulate(
     machine_size: Annotated[
         int | None, typer.Option(help="Spread each type over machines of N devices.", min=1, metavar="N")
     ] = None,
-    failures: Annotated[
-        float, typer.Option(help="How often each device fails, in failures an hour.", min=0.0, metavar="RATE")
-    ] = 0.0,
+    failures: Annotated[float, typer.Option(help="Failures of each device per hour.", min=0.0, metavar="RATE")] = 0.0,
     machine_failures: Annotated[
-        float, typer.Option(help="How often each machine fails, in failures an hour.", min=0.0, metavar="RATE")
+        float, typer.Option(help="Failures of each machine per hour.", min=0.0, metavar="RATE")
     ] = 0.0,
-    repair: Annotated[float, typer.Option(help="Seconds until what failed is back.", min=1.0, metavar="S")] = 3600.0,
-    seed: Annotated[int, typer.Option(help="Decides what fails.")] = 0,
+    repair: Annotated[
+        float, typer.Option(help="Seconds until a failed device or machine is back.", min=1.0, metavar="S")
+    ] = 3600.0,
+    seed: Annotated[int, typer.Option(help="The seed of the failures.")] = 0,
     output: Annotated[
         Path | None,
         typer.Option(

@@ -43,7 +43,9 @@ def solve(
     virtual_nodes: Annotated[
         int | None,
         typer.Option(
-            help="For a job that exists: its virtual nodes. Without, node sizes are free.", min=1, metavar="N"
+            help="The virtual nodes of an existing job. Without this, the solver chooses node sizes.",
+            min=1,
+            metavar="N",
         ),
     ] = None,
     evaluate: Annotated[
@@ -53,13 +55,13 @@ def solve(
             metavar="PLAN",
         ),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Other plans, and why they lose.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show alternatives, and why they are slower.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan, for `vf run --plan`.", metavar="FILE")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find how many virtual nodes each device should run, of which size, and how long a step will take."""
+    """Find the fastest split of a batch over devices, and predict the time of a step."""
     if output is not None:
         check_file(output)
     known, pools = workload_of(workload, profiles), parse_pools(devices)

@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.5
 def tensorboard(
     job: Annotated[str, typer.Argument(help="The job's id.", metavar="JOB")],
     output: Annotated[Path, typer.Option("-o", "--output", help="TensorBoard's --logdir.", metavar="DIR")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
 ) -> None:
     """Write a job's loss, speed, devices, evaluations and pauses for TensorBoard, by global step."""
     try:

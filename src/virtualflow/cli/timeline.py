@@ -44,7 +44,7 @@ def timeline(
         with _stream_of(job) as path:
             events = list(read_timed_events(path))
     except EventStreamError:
-        raise LaunchError(f"job {job} has not told anything yet; try again when it trains") from None
+        raise LaunchError(f"job {job} has no events yet; try again when it trains") from None
     runs = _runs(events)
     periods = [period for run in runs for period in _periods(run)]
     _draw(periods, [_throughput(run) for run in runs], _changes(events), job, output)
@@ -74,7 +74,7 @@ def _runs(events: list[Timed]) -> list[list[Timed]]:
         if runs:
             runs[-1].append((time, event))
     if not runs:
-        raise LaunchError("the job has not told of a Trainer yet; try again when it trains")
+        raise LaunchError("the job has not made a Trainer yet; try again when it trains")
     return runs
 
 

@@ -20,16 +20,16 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="The trace to write
 
 @trace.command()
 def generate(
-    jobs: Annotated[int, typer.Option(help="How many jobs.", metavar="N")] = 20,
-    rate: Annotated[str, typer.Option(help="Jobs by time, on average: 12/h, 0.5/min, 100/day.", metavar="N/UNIT")] = (
+    jobs: Annotated[int, typer.Option(help="The number of jobs.", metavar="N")] = 20,
+    rate: Annotated[str, typer.Option(help="Arrivals, on average: 12/h, 0.5/min, 100/day.", metavar="N/UNIT")] = (
         "12/h"
     ),
-    mix: Annotated[str, typer.Option(help=f"Which jobs: {', '.join(MIXES)}.")] = "paper",
+    mix: Annotated[str, typer.Option(help=f"The mix of jobs: {', '.join(MIXES)}.")] = "paper",
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
     most_devices: Annotated[int, typer.Option(help="The largest demand of a job.", min=1, metavar="N")] = 8,
     output: Output = Path("trace.json"),
 ) -> None:
-    """Draw a random trace: Poisson arrivals, the paper's workload table, priorities 1, 5 and 10."""
+    """Generate a random trace: Poisson arrivals, the paper's workload table, priorities 1, 5 and 10."""
     check_file(output)
     _write(make(Recipe(jobs, rate, mix, seed, most_devices)), output)
 

@@ -23,7 +23,7 @@ def verify(
     other: Annotated[str, typer.Argument(help="The run to compare it with.", metavar="RUN")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say that two runs are equal, or name the first step and the first thing that differs.
+    """Compare two runs: they are equal, or the first step and value that differ.
 
     Exit code 0 means equal, 1 means not.
     """

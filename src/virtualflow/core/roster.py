@@ -401,7 +401,7 @@ class Roster:
 
 
 CLOSED = (
-    "the job is past the loop of its first Trainer. A worker that joins runs the script from the top, so nobody can "
+    "the job is past the loop of its first Trainer. A worker that joins runs the script from the top, so none can "
     "join a later one; fewer devices are possible"
 )
 HOPELESS = (

@@ -117,7 +117,7 @@ def check(connection: ssl.SSLSocket, where: str, expected: str) -> None:
     if not hmac.compare_digest(shown, expected):
         connection.close()
         raise LaunchError(
-            f"whoever answers at {where} is not the one of the token file: it shows the certificate {shown}, and the "
+            f"the server at {where} is not the one of the token file: it shows the certificate {shown}, and the "
             f"file names {expected or 'none'}. If the machine there has a new one, copy its token file again."
         )
 
@@ -130,7 +130,7 @@ def server_context(own: Identity) -> ssl.SSLContext:
     except OSError as error:
         raise LaunchError(
             f"the certificate in {own.certificate.parent} can't be used: {error}. Remove that folder, and a new one is "
-            "made; then copy the token file again to whoever has it."
+            "made; then copy the token file again to all machines that use it."
         ) from error
     return context
 

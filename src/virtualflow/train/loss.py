@@ -48,7 +48,7 @@ def _pair(returned: tuple[Any, ...], function: str) -> tuple[Any, float]:
     if isinstance(weight, Mapping):
         raise LossError(
             f"{function} returned (loss, dict), expected a mean over the examples, or (total, weight). Return the loss "
-            "alone; what else is to be told of the model, compute in the metric_fn of trainer.evaluate."
+            "alone; compute other values of the model in the metric_fn of trainer.evaluate."
         )
     number = _number(weight, function, "weight")
     if not 0 <= number < math.inf:

@@ -22,6 +22,7 @@ from virtualflow.sim.engine import simulate
 from virtualflow.sim.result import Run
 
 DATA = Path(__file__).parents[3].parent / "shared/data"
+TRACES = Path(__file__).parents[3] / "benchmarks" / "traces"
 CLUSTER = parse_pools("V100:4,P100:8,K80:16")
 NEEDS_DATA = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 FAMILY = ("las", "las-agnostic", "water-filling", "ftf", "makespan")
@@ -47,10 +48,9 @@ def test_without_gavels_gate_jobs_end_sooner() -> None:
     assert 1.25 < gated / free < 1.45
 
 
-@NEEDS_DATA
 @pytest.mark.parametrize(("rate", "least"), [(4, 0.25), (8, 0.2), (12, 0.0)])
 def test_mixed_allocations_shorten_the_papers_traces(rate: int, least: float) -> None:
-    jobs = importers.read(DATA / f"het_traces/{rate}jph.csv").jobs
+    jobs = importers.read(TRACES / f"paper-mixed-{rate}.json").jobs
     speeds = FreeSizes()
     plain, mixed = (
         metrics.of(simulate(jobs, CLUSTER, registry.make(name), speeds, costs.NONE)).average_jct_seconds

@@ -55,7 +55,7 @@ def _factory(name: str) -> Callable[[Options], Policy]:
             return loaded
     if name in LEFT_OUT:
         raise ConfigError(
-            f"policy {name} is left out: {LEFT_OUT[name]} (docs/scheduling.md says more). A package of your own can "
-            "plug one in: docs/policies.md."
+            f"policy {name} is left out: {LEFT_OUT[name]} (see docs/explanation/scheduling.md). A package of your "
+            "own can add one: docs/how-to/write-a-policy.md."
         )
     raise ConfigError(f"there is no policy {name!r}. There are {', '.join(names())}.")

@@ -1,0 +1,50 @@
+"""Figures in the documents are those of the raw results, and figures in the code too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks import tables
+from benchmarks.report import RESULTS
+
+from virtualflow.sim import costs
+
+
+@pytest.mark.parametrize("document", tables.documents(), ids=lambda path: str(path.relative_to(tables.ROOT)))
+def test_the_tables_of_a_document_are_made_from_the_results(document: Path) -> None:
+    text = document.read_text()
+    assert tables.filled(text, str(document)) == text, "python -m benchmarks.tables brings it up to date"
+
+
+def test_a_document_that_is_not_current_is_noticed() -> None:
+    stale = "grown in <!-- figures elastic.grow -->1 ms<!-- end -->"
+    assert tables.filled(stale) != stale
+
+
+def test_a_mark_without_figures_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"asks for figures 'elastic\.colour'"):
+        tables.filled("<!-- figures elastic.colour --><!-- end -->")
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_results_name_their_machine_and_date(path: Path) -> None:
+    found = json.loads(path.read_text())
+    assert found["section"] == path.stem
+    assert found["date"].startswith("20")
+    assert {"processor", "cores", "torch", "python"} <= found["machine"].keys()
+    assert found["results"]
+
+
+@pytest.mark.parametrize(
+    ("cost", "event"),
+    [
+        ("boot", "vf run of a script"),
+        ("shrink", "shrink 4 to 2"),
+        ("grow", "from vf resize"),
+        ("grow_pause", "grow 2 to 4"),
+    ],
+)
+def test_the_simulators_measured_costs_are_the_measured_ones(cost: str, event: str) -> None:
+    assert getattr(costs.MEASURED, cost) == pytest.approx(tables.elastic_median(event), rel=1e-3)
