@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtualflow.cluster.placement import Placement
@@ -46,6 +46,7 @@ def test_lost_devices_come_back_to_the_free_ones_only_when_they_join() -> None:
         placement.join(held)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.lists(st.integers(1, 6), max_size=12), st.randoms())
 def test_every_device_is_free_or_taken_by_one(machines: list[int], wanted: list[int], chance: object) -> None:
     placement = Placement([Pool("V100", tuple(sorted(machines, reverse=True)))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtualflow.cluster.policies.shares import Claim, largest_remainder, powers_of_two, protect, rounding
@@ -37,6 +37,7 @@ def test_left_over_devices_go_to_the_largest_remainder_then_priority_then_arriva
     assert largest_remainder([claim(1, 9), claim(3, 9)], 10) == [2, 8]  # 2.5 and 7.5
 
 
+@settings(deadline=None)
 @given(claims, st.integers(0, 40))
 def test_shares_add_up_and_stay_between_one_and_the_demand(made: list[Claim], more: int) -> None:
     devices = len(made) + more
@@ -45,6 +46,7 @@ def test_shares_add_up_and_stay_between_one_and_the_demand(made: list[Claim], mo
     assert all(1 <= count <= each.demand for count, each in zip(given_out, made, strict=True))
 
 
+@settings(deadline=None)
 @given(claims, st.integers(0, 40))
 def test_of_equal_demands_the_larger_weight_gets_no_less(made: list[Claim], more: int) -> None:
     found = list(zip(made, largest_remainder(made, len(made) + more), strict=True))
@@ -53,6 +55,7 @@ def test_of_equal_demands_the_larger_weight_gets_no_less(made: list[Claim], more
                    if other.demand == one.demand and other.weight < one.weight)  # fmt: skip
 
 
+@settings(deadline=None)
 @given(claims, st.integers(0, 40))
 def test_powers_of_two_never_exceed_the_devices(made: list[Claim], more: int) -> None:
     devices = len(made) + more
@@ -92,6 +95,7 @@ def test_powers_of_two_by_hand(made: list[tuple[float, int]], devices: int, expe
     assert powers_of_two([claim(*each) for each in made], devices) == expected
 
 
+@settings(deadline=None)
 @given(claims, st.data())
 def test_protected_claims_do_not_shrink_while_a_lower_one_grows(made: list[Claim], data: st.DataObject) -> None:
     before = [data.draw(st.integers(0, each.demand)) for each in made]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtualflow.cluster.job import Job, ScheduledJob
@@ -13,6 +13,7 @@ def state(name: int) -> ScheduledJob:
     return ScheduledJob(Job(str(name), 0.0, 1, 1.0))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
 def test_it_is_walked_in_order_whatever_came_and_went(moves: list[tuple[bool, int]]) -> None:
     queue, expected, number = Queue(), dict[str, tuple[int, int]](), 0

@@ -33,6 +33,7 @@ def test_nodes_of_one_size_end_as_early_as_any_mapping_allows(times: list[int], 
     assert known.slowest(found, sizes) == pytest.approx(best)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 12), st.lists(st.integers(1, 12), min_size=1, max_size=6))
 def test_alike_devices_get_what_an_even_split_gives_them(virtual_nodes: int, counts: list[int]) -> None:
     mapping = spread(virtual_nodes, ("0",))
@@ -80,6 +81,7 @@ def test_a_straggler_hands_over_virtual_nodes_within_a_few_steps() -> None:
     assert Counter(mapping.devices) == dict.fromkeys(devices, 4)
 
 
+@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_noise_moves_nothing(random: object) -> None:
     devices, sizes = ("0", "1", "2"), [1] * 12

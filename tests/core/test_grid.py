@@ -4,7 +4,7 @@ import math
 import random
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtualflow.core import grid
@@ -18,6 +18,7 @@ def rounded(values: list[float], where: Grid) -> list[float]:
     return [float((np.float64(value) + constant) - constant) for value in values]
 
 
+@settings(deadline=None)
 @given(st.lists(floats, min_size=1, max_size=64), st.integers(-20, 20), st.randoms(use_true_random=False))
 def test_an_accepted_sum_does_not_depend_on_the_order(values: list[float], drift: int, order: random.Random) -> None:
     peak = max(abs(value) for value in values)
@@ -31,6 +32,7 @@ def test_an_accepted_sum_does_not_depend_on_the_order(values: list[float], drift
     assert sum(addends) == sum(shuffled) == halves == math.fsum(addends)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=64),
     st.randoms(use_true_random=False),
@@ -51,6 +53,7 @@ def test_sums_of_float64_are_exact_up_to_their_range_and_refused_beyond(
         )
 
 
+@settings(deadline=None)
 @given(st.lists(floats, min_size=1, max_size=32))
 def test_rounding_keeps_28_bits_below_the_peak(values: list[float]) -> None:
     peak = max(abs(value) for value in values)

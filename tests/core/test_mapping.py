@@ -1,11 +1,12 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtualflow.core.mapping import Mapping, assign, spread
 from virtualflow.errors import MappingError
 
 
+@settings(deadline=None)
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_spread_is_even_contiguous_and_complete(virtual_nodes: int, devices: int) -> None:
     names = [str(device) for device in range(devices)]

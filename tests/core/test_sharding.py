@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtualflow.core.sharding import Epoch, node_sizes, sampled, shuffled
 from virtualflow.errors import ConfigError
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 300), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 5), st.integers(0, 2**40)
 )
@@ -16,6 +17,7 @@ def test_each_example_is_in_one_shard_of_an_epoch(length: int, sizes: list[int],
     assert sorted(seen) == list(range(length))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 100), st.lists(st.integers(1, 9), min_size=1, max_size=8))
 def test_a_short_last_batch_fills_virtual_nodes_in_order(length: int, sizes: list[int]) -> None:
     epoch = Epoch(0, shuffled(0, 0, length), sizes)
