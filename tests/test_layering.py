@@ -15,17 +15,18 @@ SOURCE = Path(__file__).parent.parent / "src" / "virtualflow"
 DESIGN = SOURCE.parent.parent / "docs" / "design.md"
 BELOW = {  # what each folder may import besides itself
     "system": set(),
-    "core": set(),
+    "events": {"system"},
+    "core": {"events"},
     "program": {"system"},
     "solver": {"core"},
-    "train": {"core", "system", "program"},
-    "cluster": {"core", "solver"},
-    "sim": {"core", "solver", "cluster"},
-    "job": {"core", "system", "program", "solver"},
-    "backends": {"core", "system", "program", "cluster", "job"},
-    "profiling": {"core", "system", "job", "backends"},
-    "manager": {"core", "system", "program", "cluster", "job", "backends"},
-    "dashboard": {"core", "cluster", "sim"},
+    "train": {"core", "events", "system", "program"},
+    "cluster": {"core", "events", "solver"},
+    "sim": {"core", "events", "solver", "cluster"},
+    "job": {"core", "events", "system", "program", "solver"},
+    "backends": {"core", "events", "system", "program", "cluster", "job"},
+    "profiling": {"core", "events", "system", "job", "backends"},
+    "manager": {"core", "events", "system", "program", "cluster", "job", "backends"},
+    "dashboard": {"core", "events", "cluster", "sim"},
 }
 BELOW["cli"] = {*BELOW}
 MEETINGS = {"job/worker.py": "train", "job/serve.py": "backends"}  # files that join two sides, by name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from virtualflow.backends.remote_files import Inbox, Outbox
-from virtualflow.cli.progress import Progress
+from virtualflow.cli.progress import ProgressBar
 from virtualflow.errors import EventStreamError
 from virtualflow.events import EventReader, StepDone, encode, lines, read_events, read_newest_first
 from virtualflow.job.history import Watch
@@ -83,7 +83,7 @@ def test_a_stream_that_can_not_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_damaged_line_ends_neither_the_progress_bar_nor_a_history(stream: Path) -> None:
     append(stream, b"what\n" + line(0))
-    Progress(stream).refresh()
+    ProgressBar(stream).refresh()
     watch = Watch(stream)
     watch.read()
     assert (watch.step, watch.damaged_lines) == (1, 1)
@@ -94,6 +94,6 @@ def test_a_damaged_line_from_another_machine_ends_nothing_there(tmp_path: Path) 
     (away := tmp_path / "away").mkdir()
     (here / "events.jsonl").write_bytes(line(0) + line(1)[:-9])
     (away / "events.jsonl").write_bytes(b"what\n" + line(0) + line(1) + line(2) + line(3)[:-9])
-    for news in Outbox(away).news():
+    for news in Outbox(away).new_pieces():
         Inbox(here).put(*news)
     assert list(read_events(here / "events.jsonl")) == [step(0), step(1), step(2)]

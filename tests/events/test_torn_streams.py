@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from virtualflow.events import EpochStarted, EventLog, Loaded, RunStarted, StepDone, read_events
+from virtualflow.events.lines import LineReader, LineWriter
 
 START = RunStarted({"seed": 7}, ["0"], ["0"], 1)
 
@@ -147,3 +149,18 @@ def test_a_new_lead_compares_with_the_steps_of_this_run_only(stream: Path, befor
     second.is_lead = True
     second.write(EpochStarted(1, 2, 9, 0))
     assert steps(stream) == [*range(9), 1, 2]
+
+
+@pytest.mark.parametrize("damage", ["folder", "fifo"])
+def test_what_is_no_file_is_moved_aside_and_the_stream_goes_on(tmp_path: Path, damage: str) -> None:
+    stream = tmp_path / "events.jsonl"
+    stream.mkdir() if damage == "folder" else os.mkfifo(stream)
+    LineWriter(stream).append(b"one\n")
+    assert list(LineReader(stream).read()) == [b"one"]
+    assert (tmp_path / "events.jsonl.damaged").exists()
+
+
+def test_nobody_waits_for_a_stream_that_is_a_fifo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "events.jsonl")
+    with pytest.raises(OSError, match="not a regular file"):
+        list(LineReader(tmp_path / "events.jsonl").read())

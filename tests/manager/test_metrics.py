@@ -10,7 +10,7 @@ import pytest
 
 from tests.manager.worlds import Starts, World, job, launched, starts, world
 from virtualflow.events import STREAM
-from virtualflow.manager.api.prometheus import Metrics
+from virtualflow.manager.api.prometheus import PrometheusMetrics
 from virtualflow.manager.api.views import MAX_ENDED, ClusterSource, text_from
 from virtualflow.manager.manager import Manager
 
@@ -35,13 +35,13 @@ def manager(world: World) -> Manager:
     return world.manager()
 
 
-def counts(metrics: Metrics) -> dict[str, float]:
+def counts(metrics: PrometheusMetrics) -> dict[str, float]:
     lines = (line.rpartition(" ") for line in metrics.text().decode().splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in lines if name.startswith("vf_pause_seconds")}
 
 
 def test_pauses_are_counted_once_and_stay_when_their_job_is_no_longer_shown(manager: Manager, starts: Starts) -> None:
-    metrics = Metrics(ClusterSource(manager))
+    metrics = PrometheusMetrics(ClusterSource(manager))
     assert counts(metrics)["vf_pause_seconds_count"] == 0
     job_id = manager.submit(job(virtual_nodes=1))
     manager.tick()
@@ -68,7 +68,7 @@ def test_pauses_are_counted_once_and_stay_when_their_job_is_no_longer_shown(mana
 
 def test_every_state_has_a_number(manager: Manager) -> None:
     manager.submit(job())
-    text = Metrics(ClusterSource(manager)).text().decode()
+    text = PrometheusMetrics(ClusterSource(manager)).text().decode()
     assert 'vf_jobs{state="QUEUED"} 1.0' in text
     assert 'vf_jobs{state="FAILED"} 0.0' in text
     assert re.search(r"# TYPE vf_pause_seconds histogram", text)

@@ -7,7 +7,7 @@ import time
 from contextlib import nullcontext, suppress
 
 from virtualflow.cli.dashboard import of_one_job
-from virtualflow.cli.progress import Progress
+from virtualflow.cli.progress import ProgressBar
 from virtualflow.cli.resuming import how_to_go_on
 from virtualflow.cli.screen import screen
 from virtualflow.errors import LaunchError
@@ -27,7 +27,7 @@ def in_the_foreground(
     """Run the job to its end, show what it does, and explain a failure."""
     with of_one_job(folder) if dashboard else nullcontext():
         if (sys.stdout.isatty() if progress is None else progress) and not all_output:
-            with Progress(folder.path / STREAM) as bar:
+            with ProgressBar(folder.path / STREAM) as bar:
                 outcome = run_job(folder, bar, bar.refresh, token=token)
         else:
             outcome = run_job(folder, AllOutput() if all_output else LeadOutput(), token=token)

@@ -17,7 +17,7 @@ from virtualflow.events import EpochStarted, Event, EventReader, RunStarted, Ste
 from virtualflow.job.output import Lines
 
 
-class Progress(Lines):
+class ProgressBar(Lines):
     """Follows an event stream; what the lead worker prints appears above the bar."""
 
     def __init__(self, stream: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -118,6 +119,7 @@ def decode(line: bytes) -> tuple[float, Event] | None:
         # Not msgspec's decoder: a loss that is not a number has no word in strict JSON.
         fields = json.loads(line)
         event: Event = msgspec.convert(fields, _TYPES[fields["event"]])
-        return float(fields["time"]), event
+        time = float(fields["time"])
+        return (time, event) if math.isfinite(time) else None
     except (ValueError, KeyError, TypeError, RecursionError):  # msgspec's ValidationError is a ValueError
         return None

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+from virtualflow.system.private_files import regular_opener
+
 BLOCK = 2**18  # bytes in memory at a time
 
 
@@ -15,6 +17,8 @@ class LineWriter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # somebody has put a folder or a pipe there
+            path.replace(path.with_name(f"{path.name}.damaged"))
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         weakref.finalize(self, os.close, self._descriptor)
         self._pending = b""  # lines that a full disk has not taken yet
@@ -50,7 +54,7 @@ class LineReader:
 
     def read(self) -> Iterator[bytes]:
         """The lines since the last time, without their ends. Raises OSError if the file can't be read."""
-        with self.path.open("rb") as file:
+        with open(self.path, "rb", opener=regular_opener) as file:
             file.seek(self._position)
             rest = b""
             while block := file.read(BLOCK):
@@ -62,7 +66,7 @@ class LineReader:
 
 def newest_first(path: Path) -> Iterator[bytes]:
     """The whole lines of a file from its end on, of which only so much is read as is asked for."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular_opener) as file:
         begin = file.seek(0, os.SEEK_END)
         rest = b""
         unfinished = True  # what follows the last line's end

@@ -81,9 +81,10 @@ class Watch:
             self._recent.clear()
             self.shapes.append((time, tuple(event.devices)))
             self.changes.append(event)
-            self.pauses_ms.append(sum(event.pause_ms.values()))
+            pause_ms = {part: ms for part, ms in event.pause_ms.items() if math.isfinite(ms)}
+            self.pauses_ms.append(sum(pause_ms.values()))
             text = f"{event.cause}: {len(event.devices)} device(s), {' '.join(event.devices)}"
-            self._note_text(time, event.step, text, event.pause_ms)
+            self._note_text(time, event.step, text, pause_ms)
         elif isinstance(event, Evaluated):
             self.metrics.setdefault(EVALUATED, []).append((time, event.step, event.value))
             self._note_text(time, event.step, f"evaluated: {event.value:.4g}")
@@ -106,10 +107,11 @@ class Watch:
 
     def _note_step(self, time: float, event: StepDone) -> None:
         self.step, self.loss = event.step + 1, event.loss if math.isfinite(event.loss) else None
-        self._recent.append((event.examples, event.seconds))
-        seconds = max(sum(seconds for _, seconds in self._recent), 1e-9)
-        self.step_seconds = seconds / len(self._recent)
-        self.examples_per_second = round(sum(examples for examples, _ in self._recent) / seconds, 1)
+        if math.isfinite(event.seconds):
+            self._recent.append((event.examples, event.seconds))
+            seconds = max(sum(seconds for _, seconds in self._recent), 1e-9)
+            self.step_seconds = seconds / len(self._recent)
+            self.examples_per_second = round(sum(examples for examples, _ in self._recent) / seconds, 1)
         if event.step % self._every == 0:
             self.samples.append(Sample(time, self.step, self.loss, self.examples_per_second, self.devices))
         if len(self.samples) > 2 * MAX_SAMPLES:

@@ -49,8 +49,8 @@ class Submission:
             raise ManagerError(
                 f"{self.virtual_nodes} virtual node(s) can't run on {self.min_devices} device(s): each device needs one"
             )
-        if self.expect_seconds is not None and not 0 < self.expect_seconds < 1e9:
-            raise ManagerError(f"an expected time of {self.expect_seconds} s: it must be above 0")
+        if self.expect_seconds is not None and not 1e-3 <= self.expect_seconds < 1e9:
+            raise ManagerError(f"an expected time of {self.expect_seconds} s: it must be at least a millisecond")
         job, variables = self.description, self.environment or {}
         names = [*self.modules, job.script, self.directory, self.interpreter or "", *job.arguments]
         if any("\0" in text for text in (*names, *variables, *variables.values())):
@@ -87,5 +87,5 @@ class Submission:
 
 
 def check_priority(priority: float) -> None:
-    if not 0 < priority < 1e6:
-        raise ManagerError(f"a priority is a number above 0 and below a million, not {priority:g}")
+    if not 1e-3 <= priority < 1e6:  # what is further apart than that, no linear program tells apart
+        raise ManagerError(f"a priority is a number above 0, from 0.001 to below a million, not {priority:g}")

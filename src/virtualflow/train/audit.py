@@ -23,7 +23,7 @@ Seen = dict[tuple[int, str], str]
 SLOW_SECONDS, MOST_BOUNDARIES = 0.25, 80  # a worker takes seconds to start, and a small job would be over by then
 
 
-class Exchange:
+class AuditExchange:
     """Has a worker replaced by a new one, once, while the job runs: what that one lacks shows in the next steps."""
 
     def __init__(self, membership: Membership) -> None:

@@ -8,7 +8,7 @@ from virtualflow.core.membership import Group
 from virtualflow.core.sharding import Epoch
 from virtualflow.errors import CheckpointError
 from virtualflow.train import committed
-from virtualflow.train.audit import Exchange
+from virtualflow.train.audit import AuditExchange
 from virtualflow.train.committed import Live
 from virtualflow.train.early_results import Recorded
 from virtualflow.train.journal import Journal
@@ -30,7 +30,7 @@ class Boundary:
         self._recorded = recorded
         self._checkpoints = checkpoints
         self._journal = journal
-        self._exchange = Exchange(self._membership) if self._membership.job.audit else None
+        self._exchange = AuditExchange(self._membership) if self._membership.job.audit else None
 
     def cross(self, epoch: Epoch, step: int) -> None:
         """Do what is due before *step* of *epoch*."""

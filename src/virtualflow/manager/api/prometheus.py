@@ -17,7 +17,7 @@ LABELS = ["job", "name"]
 PAUSE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
-class Metrics:
+class PrometheusMetrics:
     """All metrics of *source*."""
 
     def __init__(self, source: Source) -> None:

@@ -27,7 +27,7 @@ from virtualflow.job.job_description import JobDescription
 from virtualflow.job.output import LEAD_LOG
 from virtualflow.manager.api import views
 from virtualflow.manager.api.guard import Guard
-from virtualflow.manager.api.prometheus import Metrics
+from virtualflow.manager.api.prometheus import PrometheusMetrics
 from virtualflow.manager.api.views import Source, View
 from virtualflow.manager.submission import Submission
 from virtualflow.program.capture import take
@@ -257,7 +257,7 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
         on_down(body.keep_jobs)
         return {"keep_jobs": body.keep_jobs}
 
-    metrics_of_source = Metrics(source)
+    metrics_of_source = PrometheusMetrics(source)
 
     @api.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
