@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import charts, live, manager_cost, report
+from benchmarks import live, manager_cost, report
 from benchmarks.cluster_job import NODE_SIZE
 from benchmarks.live import DEVICE, Emulation
 from benchmarks.scheduling import LARGE, SMALL, TRACES, calibrated, setting
+from examples import allocation_chart as charts
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.throughput.model import Profiled

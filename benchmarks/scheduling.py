@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import charts, report
+from benchmarks import report
+from examples import allocation_chart as charts
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.throughput.workloads import paper_speeds
 from virtualflow.core.devices import parse_pools

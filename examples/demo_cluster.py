@@ -21,10 +21,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+import allocation_chart
 from virtualflow.core.devices import parse_pools
 from virtualflow.events import EpochEnded, read_events
 from virtualflow.manager.client import Client
-from virtualflow.sim import charts, live_run, metrics
+from virtualflow.sim import live_run, metrics
 from virtualflow.sim.result import Run
 
 SCRIPT = Path(__file__).with_name("digits_resnet.py")
@@ -97,7 +98,7 @@ def share(out: Path) -> None:
             sys.exit("The demo ends here, because the number of devices has changed a result.")
     out.mkdir(parents=True, exist_ok=True)
     picture = out / "demo-cluster.png"
-    charts.allocations([outcome.run for outcome in found.values()], parse_pools(DEVICES), picture)
+    allocation_chart.allocations([outcome.run for outcome in found.values()], parse_pools(DEVICES), picture)
     console.print(f"\nWho had which devices is in {picture}")
 
 

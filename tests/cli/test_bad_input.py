@@ -38,6 +38,7 @@ COMMANDS = {
     "plot output": "plot profile --workload resnet50 -o PATH",
     "plot profiles": "plot profile --profiles PATH -o out.png",
     "plot plan": "plot plan --workload resnet50 --plan PATH -o out.png",
+    "submit from_checkpoint": "submit train.py --from-checkpoint PATH",
     "timeline output": "timeline a-job -o PATH",
     "tensorboard output": "tensorboard a-job -o PATH",
     "join token_file": "join 127.0.0.1:1 --token-file PATH",

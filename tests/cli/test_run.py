@@ -54,8 +54,18 @@ def test_the_same_script_alone_and_on_three_devices_gives_the_same_digest(tmp_pa
 
 
 def test_all_output_names_the_device_of_each_line(tmp_path: Path) -> None:
-    path = script(tmp_path, "print('hello', file=sys.stderr)\nsys.exit(3)")
-    finished = vf("run", "--devices", "2", "--all-output", path)
+    # Both have written before either ends: the end of one ends the other.
+    body = """
+    import time
+    from pathlib import Path
+    print('hello', file=sys.stderr)
+    with open(sys.argv[1], "a") as file:
+        file.write("x")
+    while Path(sys.argv[1]).stat().st_size < 2:
+        time.sleep(0.01)
+    sys.exit(3)
+    """
+    finished = vf("run", "--devices", "2", "--all-output", script(tmp_path, body), str(tmp_path / "written"))
     assert finished.returncode == 3
     for device in "01":
         assert f"[{device}] worker" in finished.stdout

@@ -124,7 +124,7 @@ def test_a_job_that_shrinks_by_itself_lets_nobody_in_any_more() -> None:
     roster = running("012")
     assert published(roster.handle(ShrinkWanted(2), 0.0)).devices == ("0", "1")
     assert ReleaseWorker("2") in all_formed(roster)
-    with pytest.raises(MappingError, match="nobody can join"):
+    with pytest.raises(MappingError, match="none can join a later one"):
         roster.handle(WorkerOffered("guest"), 0.0)
 
 

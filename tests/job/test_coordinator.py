@@ -45,7 +45,7 @@ class Job:
         script.write_text("")
         self.backend = backend
         self.folder = JobFolder(folder / "job")
-        self._spec = JobSpec("job", str(script), (), ("0", "1"))
+        self._spec = JobSpec.of("job", str(script), (), ("0", "1"))
         self.folder.create(self._spec)
         self.printed = Printed()
         self.received: dict[str, list[ToWorker]] = {}

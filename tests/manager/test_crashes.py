@@ -281,7 +281,7 @@ def test_what_a_manager_does_not_take(world: World) -> None:
         "the cluster has 4 device": {"demand": 5},
         "does not fit a demand": {"min_devices": 2},
         "can't run on 2 device": {"demand": 2, "min_devices": 2, "virtual_nodes": 1},
-        "must be above 0": {"expect_seconds": 0.0},
+        "must be at least a millisecond": {"expect_seconds": 0.0},
         "a zero byte": {"arguments": ("\0",)},
         "environment variable": {"environment": {"a=b": ""}},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.charts import boxes
+from examples.allocation_chart import boxes
 
 from virtualflow.cluster.job import Job
 from virtualflow.sim.result import JobResult, Segment

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks import charts
 
+from examples import allocation_chart as charts
 from virtualflow.core.devices import parse_pools
 from virtualflow.sim import live_run, metrics
 

@@ -54,7 +54,9 @@ def _streams(run: str) -> list[Path]:
         if (folder / STREAM).is_file():
             return streams_in(folder)
     if (job := job_called(run, {folder.path.name: folder.title() for folder in all_jobs()})) is not None:
-        return streams_in(home() / "jobs" / job)
+        if streams := streams_in(home() / "jobs" / job):
+            return streams
+        raise EventStreamError(f"job {job} has recorded nothing yet: its script has made no Trainer")
     known = sorted(folder.name for folder in (home() / "jobs").glob("*") if (folder / STREAM).is_file())
     newest = f" The newest jobs: {', '.join(known[-5:])}." if known else ""
     raise EventStreamError(f"there is no run {run!r}: neither a file, nor a folder, nor a job in {home()}.{newest}")
