@@ -108,6 +108,7 @@ class Newcomer:
         self.jobs: list[str] = []
         self.done: set[str] = set()
         self.has_manager = False
+        self.compares = False  # whether the document compares the runs that it makes: then it makes all of them
         (folder / "train.py").write_text(TRAIN)
         hidden = ("DISPLAY", "WAYLAND_DISPLAY")
         self._environment = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -117,7 +118,7 @@ class Newcomer:
         """Whether to type *line*: a manager is started and ended where the documents do so, all else once."""
         if line.startswith("vf cluster up"):
             return not self.has_manager
-        return line == "vf cluster down" or line not in self.done
+        return line == "vf cluster down" or line not in self.done or (line.startswith("vf run") and self.compares)
 
     def types(self, line: str) -> str:
         words = shlex.split(line)
@@ -186,18 +187,20 @@ def test_the_commands_of_a_document_run(document: Path, newcomer: Newcomer) -> N
     ):
         (newcomer.folder / name).write_text(code)
     lines = [line for line in commands(document) if not is_elsewhere(line)]
+    newcomer.compares = "vf verify JOB JOB" in lines
     hold = newcomer.folder / "hold"
     for place, line in enumerate(lines):
         if not newcomer.needs(line):
             continue
         # A job that later lines speak of lasts until they do.
-        if "--detach" in line and any("resize" in later for later in lines[place:]):
+        if "--detach" in line and any("resize" in later or "vf stop" in later for later in lines[place:]):
             hold.touch()
         if "--resume" in line:
             hold.unlink(missing_ok=True)
         newcomer.types(line)
         if "JOB" not in line and "--detach" not in line:  # the next lines may be about that very job
             newcomer.done.add(line)
+    hold.unlink(missing_ok=True)
 
 
 def test_what_can_not_run_here_is_understood() -> None:
