@@ -26,7 +26,7 @@ class AJob:
     def __init__(self, path: Path) -> None:
         self.folder = JobFolder(path)
         self.folder.make()
-        self.folder.change(JobSpec.of("a", "/work/train.py", (), ("0", "1"), name="mine"))
+        self.folder.change(JobSpec.of("a", "/home/ada/train.py", (), ("0", "1"), name="mine"))
 
     def events(self, *timed: tuple[float, Event]) -> None:
         lines = [{"event": NAMES[type(event)], "time": at, **asdict(event)} for at, event in timed]
@@ -49,7 +49,7 @@ def test_a_running_job_has_a_speed_and_a_time_to_its_end(job: AJob) -> None:
         job.events((10.0, RunStarted({}, ["0", "1"], ["0", "1"], 1)), (11.0, EpochStarted(0, 2, 10, 0)))
         job.events(*((12.0 + number, step(number)) for number in range(4)))
         view, _ = FolderView(job.folder).look(now=20.0)
-    assert (view.name, view.script, view.state) == ("mine", "/work/train.py", JobState.RUNNING)
+    assert (view.name, view.script, view.state) == ("mine", "/home/ada/train.py", JobState.RUNNING)
     assert (view.step, view.steps, view.part_done, view.eta_seconds) == (4, 20, 0.2, 8.0)
     assert (view.devices, view.mapping, view.resizes) == (["0", "1"], {"0": [0], "1": [1]}, 1)
     assert (view.started, view.ended, view.run_seconds, view.examples_per_second) == (10.0, None, 10.0, 16.0)
