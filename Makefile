@@ -33,15 +33,22 @@ lint: setup
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/mypy
 
+# By file: what a module of tests sets up, it sets up once. Three at a time on two cores: many tests wait.
 test: lint data  ## everything that must hold
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 3 --dist loadfile
 
-chaos: setup  ## random kills and resizes, and the corpus of scripts: make chaos MINUTES=10 [SEED=1] [ONLY=conv_net]
-	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+chaos: setup  ## random kills and resizes, and the corpus of scripts: make chaos MINUTES=10 or SCHEDULES=200 [SEED=1] [ONLY=conv_net]
+	$(BIN)/python -m tests.chaos $(CHAOS) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.chaos --manager --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
-	VF_FUZZ=100000 $(BIN)/pytest tests/job/test_strangers.py -k random --timeout 3600
+	VF_RANDOM=1 VF_FUZZ=100000 $(BIN)/pytest tests/job/test_strangers.py tests/job/test_token_holder.py -k random --timeout 3600
+	VF_RANDOM=1 $(BIN)/pytest -n 2 $$(grep -rl --include='test_*.py' hypothesis tests)
 	VF_ALL_ORPHANS=1 $(BIN)/pytest -n 2 tests/chaos/test_orphans.py
 	$(BIN)/python -m tests.equivalence $(if $(ONLY),--only '$(ONLY)')
+	$(BIN)/python -m tests.chaos --accelerator $(CHAOS) --seed $(or $(SEED),1)
+	VF_ALL_ON_CUDA=1 $(BIN)/pytest -n 2 tests/chaos tests/equivalence -k gpu --timeout 600
+	$(BIN)/python -m tests.equivalence --accelerator $(if $(ONLY),--only '$(ONLY)')
+
+CHAOS = $(if $(SCHEDULES),--schedules $(SCHEDULES),--minutes $(or $(MINUTES),10))
 
 bench: setup data  ## speed, memory and the paper's results (long)
 	$(BIN)/pip install -q -e '.[bench]'
@@ -49,7 +56,7 @@ bench: setup data  ## speed, memory and the paper's results (long)
 
 docs: setup  ## the documents as a site, in out/site
 	$(BIN)/pip install -q -e '.[docs]'
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove what was made here
 	rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

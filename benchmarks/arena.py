@@ -34,9 +34,11 @@ class Contender:
     devices: int = 1
     steps: int = 1  # of one segment
     keeps_memory: bool = False  # with the allocator settings that VirtualFlow makes for itself
+    node_size: int = 0  # 0: the setting's
 
     def command(self) -> list[str]:
-        arguments = [self.name, self.kind, self.setting, str(self.virtual_nodes), str(self.devices)]
+        numbers = (self.virtual_nodes, self.devices, self.node_size)
+        arguments = [self.name, self.kind, self.setting, *map(str, numbers)]
         if self.devices == 1:
             return [sys.executable, str(SCRIPT), *arguments]
         if self.kind in ("exact", "fast"):

@@ -20,7 +20,6 @@ from benchmarks import live, manager_cost, report
 from benchmarks.cluster_job import NODE_SIZE
 from benchmarks.live import DEVICE, Emulation
 from benchmarks.scheduling import LARGE, SMALL, TRACES, calibrated, setting
-from examples import allocation_chart as charts
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.throughput.model import Profiled
@@ -182,8 +181,9 @@ def experiment(
             found[policy] = simulate(
                 [each.job for each in jobs], pools, registry.make(policy), speeds, measured.costs(start)
             )
-        charts.allocation(real[policy], pools, report.figure_path(f"cluster-{len(jobs)}-{policy}"))
-        charts.allocation(predicted[policy], pools, report.figure_path(f"cluster-{len(jobs)}-{policy}-simulated"))
+    sides = {"real": real, "simulated": predicted}
+    drawn = {f"{policy}, {side}": found[policy] for policy in POLICIES for side, found in sides.items()}
+    report.allocation_page(f"cluster-{len(jobs)}", drawn, pools)
     title = f"{name}, {devices} emulated {DEVICE}"
     section.show(
         f"{title}: measured against simulated (goal: within 10%)", _COLUMNS, _against(real, predicted, told_starts)

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -161,5 +161,7 @@ def serve(name: str, steps: Iterator[None]) -> None:
 
 
 if __name__ == "__main__":
-    name, kind, setting, virtual_nodes, devices = sys.argv[1:]
-    serve(name, loop(kind, Task(SETTINGS[setting], int(virtual_nodes), int(devices))))
+    name, kind, chosen, virtual_nodes, devices, node_size = sys.argv[1:]
+    setting = SETTINGS[chosen]
+    setting = replace(setting, node_size=int(node_size) or setting.node_size)
+    serve(name, loop(kind, Task(setting, int(virtual_nodes), int(devices))))

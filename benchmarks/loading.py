@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import virtualflow as vf
-from benchmarks import report
+from benchmarks import report, streaming
 from benchmarks.arena import Runs, busy_seconds
 from benchmarks.settings import SETTINGS
 from virtualflow.core.sharding import GlobalBatch
@@ -102,18 +102,24 @@ def started(dataset: Callable[[], Compressed | Waiting], loader_workers: int | N
 
 
 def run(*, quick: bool) -> None:
-    """Time all ways in turn; compare each with loading in the training thread."""
+    """Time all ways in turn; compare each with loading in the training thread. Then read a stream."""
     section, results = report.Section("loading", quick=quick), {}
     cores = os.sched_getaffinity(0)
-    for title, dataset in (("decode and augment", Compressed), ("wait 2 ms an example", Waiting)):
+    for title, dataset in (("unpack and augment", Compressed), ("wait 2 ms an example", Waiting)):
         for available in dict.fromkeys((len(cores), 1)):
             os.sched_setaffinity(0, sorted(cores)[:available])
             runs = _race(dataset, 3 if quick else 12)
             os.sched_setaffinity(0, cores)
             key = f"{title}, {available} core(s)"
-            results[key] = {"seconds": runs.seconds, "disturbance": runs.disturbance}
+            base = runs.seconds["training thread"]
+            results[key] = {
+                "against the training thread": {way: report.ratio(base, own) for way, own in runs.seconds.items()},
+                "others": statistics.mean(runs.others),  # cores that other processes kept busy
+                "seconds": runs.seconds,
+            }
             _show(section, key, runs)
     section.save(results)
+    streaming.run(quick=quick)
 
 
 def _show(section: report.Section, key: str, runs: Runs) -> None:

@@ -7,9 +7,11 @@ import io
 import os
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from benchmarks import report
 from benchmarks.elastic import Quiet
@@ -19,7 +21,7 @@ from virtualflow.cli.main import app
 from virtualflow.cli.options import devices_of
 from virtualflow.core import profile
 from virtualflow.core.balance import Speeds, balanced
-from virtualflow.core.devices import parse_pools, type_of
+from virtualflow.core.devices import parse_pools
 from virtualflow.core.mapping import spread
 from virtualflow.core.profile import Workload
 from virtualflow.events import STREAM, Regrouped, StepDone, read_events, read_timed_events
@@ -82,7 +84,21 @@ def run(*, quick: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         lines = _emulated(section, Path(name), quick=quick)
         straggler = _straggler(section, Path(name))
-    section.save({"lines": lines, "straggler": straggler})
+    section.save({"summary": _summary(lines), "lines": lines, "straggler": straggler})
+
+
+def _summary(lines: Sequence[Line]) -> dict[str, float]:
+    """What the documents quote of the mixed configurations."""
+    mixed = [line for line in lines if len(line.plan.types) > 1]
+    gains = [line.measured / line.alone_measured - 1 for line in mixed]
+    return {
+        "configurations": len(lines),
+        "mean_error": statistics.mean(line.error for line in lines),
+        "worst_error": max(line.error for line in lines),
+        "least_gain": min(gains),
+        "largest_gain": max(gains),
+        "ahead": sum(gain > 0 for gain in gains),
+    }
 
 
 def _paper(section: report.Section) -> None:
@@ -187,7 +203,7 @@ def _through(backend: LocalBackend, folder: Path, job: JobSpec) -> Coordinator:
     return coordinator
 
 
-def _straggler(section: report.Section, folder: Path) -> dict[str, float]:
+def _straggler(section: report.Section, folder: Path) -> dict[str, Any]:
     """One of four devices becomes three times slower in the middle of a run."""
     slow_from, steps = 30, 80
     toml = folder / "devices.toml"
@@ -226,4 +242,4 @@ def _straggler(section: report.Section, folder: Path) -> dict[str, float]:
     same = "the same chain" if len(set(digests)) == 1 else "ANOTHER CHAIN"
     title = f"a straggler: one of 4 devices 3x slower from step {slow_from}; moves at {moves}; {same} in all three"
     section.show(title, ["", "examples/s", "of the new optimum", "goal 90%"], rows)
-    return {**rates, "optimum": optimum, "types": len({type_of(name) for name in there.names})}
+    return {**rates, "optimum": optimum, "part": part, "slow_from": slow_from, "moves": moves}

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+
+from virtualflow.core.devices import Pool
+from virtualflow.dashboard import page, simulation
+from virtualflow.sim.compare import side_by_side
+from virtualflow.sim.result import Run
 
 FOLDER = Path("out/bench")  # figures and tables of the last run
 RESULTS = Path(__file__).with_name("results")  # raw results, committed: the documents' tables are made from them
@@ -83,6 +88,12 @@ def pyplot() -> Any:
     import matplotlib.pyplot as plt
 
     return plt
+
+
+def allocation_page(name: str, runs: Mapping[str, Run], pools: Sequence[Pool]) -> None:
+    """The page that a simulation's report is, with these *runs*: who had which devices when."""
+    data = simulation.of(side_by_side(runs), pools, name)
+    figure_path(name).with_suffix(".html").write_text(page.standalone(data), encoding="utf-8")
 
 
 def figure_path(name: str) -> Path:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from examples import allocation_chart as charts
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.throughput.workloads import paper_speeds
 from virtualflow.core.devices import parse_pools
@@ -81,6 +80,7 @@ def _elastic(section: report.Section) -> dict[str, Any]:
         if name == SMALL:
             trace = calibrated(trace, name, devices)
         rows: list[list[str]] = [["the paper", *PAPER[name]]]
+        drawn: dict[str, Run] = {}
         for price in (costs.PAPER, costs.MEASURED):
             static = simulate(trace, "priority", setting(devices, price))
             for rounding in ("pow2", "any"):
@@ -93,9 +93,8 @@ def _elastic(section: report.Section) -> dict[str, Any]:
                     "elastic": metrics.of(elastic),
                     "jct_seconds of priority 10": [_urgent(static), _urgent(elastic)],
                 }
-                if name == LARGE and price is costs.PAPER:
-                    charts.allocation(elastic, chosen.pools, report.figure_path(f"scheduling-wfs-{rounding}"))
-                    charts.allocation(static, chosen.pools, report.figure_path("scheduling-priority"))
+                drawn |= {f"wfs, {title}": elastic, f"priority, {price.name} costs": static}
+        report.allocation_page(f"scheduling-{name}", drawn, parse_pools(devices))
         section.show(f"{name}, {devices}: wfs against static priority", ["", *COLUMNS], rows)
     return results
 

@@ -38,7 +38,8 @@ def run(*, quick: bool, devices: int, only: str | None = None) -> None:
         runs = race(contenders, 3 if quick else 12, launches=1 if quick else 2)
         lines = [_line(contender, runs) for contender in contenders]
         _show(section, setting, devices, lines, runs)
-        results[setting] = {"lines": lines, "seconds": runs.seconds, "cpu_seconds": runs.cpu_seconds}
+        times = {"seconds": runs.seconds, "cpu_seconds": runs.cpu_seconds, "disturbance": runs.disturbance}
+        results[setting] = {"lines": lines, **times}
     section.save(results)
 
 

@@ -17,7 +17,7 @@ HEAD = """# Commands
 
 `vf COMMAND --help` prints the same. `vf --version` prints the version, `vf --install-completion` sets up completion
 for your shell, and `python -m virtualflow` is `vf`. Exit codes: 0; the script's own for `vf run`; 2 for an error that
-VirtualFlow reports.
+VirtualFlow reports; 3 from `vf run` for a script that trained on several devices without a `vf.Trainer`, each a copy of its own.
 """
 
 

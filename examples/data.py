@@ -2,6 +2,7 @@
 
 import argparse
 import fcntl
+import gzip
 import io
 import os
 import shutil
@@ -13,6 +14,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # on Debian: apt-get install dataset-fashion-mnist
 REVIEWS = "vaderSentiment==0.5"  # its source archive holds them; later versions do not
 REVIEWS_ARCHIVE = "vaderSentiment-0.5/additional_resources/hutto_ICWSM_2014.tar.gz"
 REVIEWS_FILE = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
@@ -33,6 +37,26 @@ def bible_verses() -> list[str]:
     """The 31,102 verses of the King James Bible, in order."""
     lines = cached("bible_verses.txt", _fetch_bible).splitlines()
     return [line.split(" ", 1)[1] for line in lines]  # a line begins with its place: Ge1:1
+
+
+def images(*, train: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Clothes of 28 x 28 pixels from Fashion-MNIST, or digits of 8 x 8 from scikit-learn where that is missing.
+
+    Pixels go from 0 to 1; beside each image is what it shows.
+    """
+    if FASHION_MNIST.exists():
+        name = "train" if train else "t10k"
+        pixels = _read_idx(f"{name}-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28)
+        return pixels.astype(np.float32) / 255, _read_idx(f"{name}-labels-idx1-ubyte.gz", 8).astype(np.int64)
+    from sklearn.datasets import load_digits
+
+    digits, labels = load_digits(return_X_y=True)
+    part = slice(None, -360) if train else slice(-360, None)
+    return digits[part].reshape(-1, 1, 8, 8).astype(np.float32) / 16, labels[part]
+
+
+def _read_idx(name: str, header: int) -> np.ndarray:
+    return np.frombuffer(gzip.decompress((FASHION_MNIST / name).read_bytes())[header:], np.uint8)
 
 
 def cached(name: str, fetch: Callable[[], bytes]) -> str:

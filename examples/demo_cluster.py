@@ -21,11 +21,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import allocation_chart
 from virtualflow.core.devices import parse_pools
+from virtualflow.dashboard import page, simulation
 from virtualflow.events import EpochEnded, read_events
 from virtualflow.manager.client import Client
 from virtualflow.sim import live_run, metrics
+from virtualflow.sim.compare import side_by_side
 from virtualflow.sim.result import Run
 
 SCRIPT = Path(__file__).with_name("digits_resnet.py")
@@ -79,12 +80,12 @@ class Outcome:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Three jobs on four emulated devices, under two schedulers.")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="where the chart goes (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where the page goes (default: %(default)s)")
     share(parser.parse_args().out)
 
 
 def share(out: Path) -> None:
-    """Run the jobs under both schedulers, and tell what came of it."""
+    """Run the jobs under both schedulers, and print the results."""
     wants = ", ".join(f"{job.name} wants {job.demand}" for job in JOBS)
     console.print(f"\n[bold]A cluster[/]: three jobs on four emulated devices. {wants}; priorities rise.")
     static = _play(STATIC, None)
@@ -97,9 +98,10 @@ def share(out: Path) -> None:
         if len(digests) > 1:
             sys.exit("The demo ends here, because the number of devices has changed a result.")
     out.mkdir(parents=True, exist_ok=True)
-    picture = out / "demo-cluster.png"
-    allocation_chart.allocations([outcome.run for outcome in found.values()], parse_pools(DEVICES), picture)
-    console.print(f"\nWho had which devices is in {picture}")
+    report = out / "demo-cluster.html"
+    runs = side_by_side({f"{policy} ({POLICIES[policy]})": outcome.run for policy, outcome in found.items()})
+    report.write_text(page.standalone(simulation.of(runs, parse_pools(DEVICES), "make demo")), encoding="utf-8")
+    console.print(f"\nWho had which devices is on a page: {report}")
 
 
 def _play(policy: str, arrival_seconds: float | None) -> Outcome:

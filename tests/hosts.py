@@ -32,8 +32,8 @@ def hosts(count: int) -> Iterator[list[list[str]]]:
         ]
     try:
         for command in commands:
-            subprocess.run(command.split(), check=True, capture_output=True, timeout=30)
+            subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
         yield [["ip", "netns", "exec", name] for name in names]
     finally:
         for name in (switch, *names):
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=30)
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=60)

@@ -7,19 +7,25 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from virtualflow.core.job_state import JobState
 
 SOURCE = Path(__file__).parent.parent / "src" / "virtualflow"
 DESIGN = SOURCE.parent.parent / "docs" / "design.md"
 BELOW = {  # what each folder may import besides itself
     "system": set(),
     "events": {"system"},
-    "core": {"events"},
+    "core": set(),
     "program": {"system"},
+    "porting": set(),
     "solver": {"core"},
-    "train": {"core", "events", "system", "program"},
+    "streams": {"core"},
+    "loggers": {"events"},
+    "train": {"core", "events", "system", "program", "streams", "loggers"},
     "cluster": {"core", "events", "solver"},
     "sim": {"core", "events", "solver", "cluster"},
     "job": {"core", "events", "system", "program", "solver"},
@@ -28,14 +34,37 @@ BELOW = {  # what each folder may import besides itself
     "manager": {"core", "events", "system", "program", "cluster", "job", "backends"},
     "dashboard": {"core", "events", "cluster", "sim"},
 }
+BELOW["lightning"] = {"core", "train"}
+BELOW["selftest"] = {"core", "events", "job", "backends", "train"}
 BELOW["cli"] = {*BELOW}
+BELOW["transformers"] = {"core", "train"}
+BELOW["testing"] = {"core", "job", "train"}
 MEETINGS = {"job/worker.py": "train", "job/serve.py": "backends"}  # files that join two sides, by name
-PURE = ("core", "cluster")  # no clock, no environment, no files, no processes
+PURE = ("core", "cluster", "porting")  # no clock, no environment, no files, no processes
 IMPURE = {"os", "time", "secrets", "subprocess", "socket", "ctypes", "shutil", "tempfile", "sqlite3"}
-IMPORTS_RAY = "backends/ray.py"
-IMPORTS_TORCH = ("train/", "job/worker.py", "job/rendezvous.py")
-# Names of two public classes that are still to be told apart: none of them in cluster, sim, solver or core.
-SAME_NAME = {"Names", "Priority", "Record", "Request"}
+IMPORTS_RAY = "backends/ray_connection.py"
+LIBRARIES = {  # that people bring: who imports each
+    "lightning": ("lightning/",),
+    "transformers": ("transformers/",),
+    "peft": ("transformers/",),
+    "accelerate": ("accelerate.py", "transformers/"),
+}
+IMPORTS_TORCH = (
+    "train/",
+    "lightning/",
+    "accelerate.py",
+    "job/worker.py",
+    "job/rendezvous.py",
+    "job/device_collectives.py",
+    "selftest/programs/",
+    "transformers/",
+)
+# Titles of columns, and others' words, that look like states.
+NO_STATES = {"cli/job_table.py": {"QUEUED"}, "loggers/mlflow_runs.py": {"RUNNING"}}
+STAND_INS = ("accelerate.py", "transformers/hf_trainer.py")  # whose classes have the names of those that they stand for
+# Commands; programs of their own; what a plain script shows of its job, and what Python shows of sys.exit("text").
+PRINT = ("cli/", "selftest/programs/", "job/serve.py", "job/plain_script.py", "program/runner.py")
+END_THEIR_PROCESS = ("cli/", "job/serve.py", "backends/forkserver.py")
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -43,9 +72,13 @@ def place_of(file: Path) -> str:
     return str(file.relative_to(SOURCE))
 
 
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def imported_by(file: Path, *, at_top: bool = False) -> set[str]:
-    tree = ast.parse(file.read_text())
-    nodes = tree.body if at_top else list(ast.walk(tree))
+    nodes = tree_of(file).body if at_top else list(ast.walk(tree_of(file)))
     names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -55,42 +88,72 @@ def imported_by(file: Path, *, at_top: bool = False) -> set[str]:
     return names
 
 
-each_file = pytest.mark.parametrize("file", FILES, ids=place_of)
+def libraries_of(file: Path, *, at_top: bool = False) -> set[str]:
+    return {name.split(".")[0] for name in imported_by(file, at_top=at_top)}
 
 
-@each_file
-def test_imports_point_one_way(file: Path) -> None:
-    place = place_of(file)
-    folder = place.split("/")[0]
-    if folder not in BELOW:
-        return
-    allowed = {folder, *BELOW[folder], MEETINGS.get(place, folder)}
-    for name in imported_by(file):
-        parts = name.split(".")
-        if parts[0] == "virtualflow" and len(parts) > 1 and parts[1] in BELOW:
-            assert parts[1] in allowed, f"{place} imports {name}"
+def test_imports_point_one_way() -> None:
+    for file in FILES:
+        place = place_of(file)
+        folder = place.split("/")[0]
+        allowed = {folder, *BELOW.get(folder, BELOW), MEETINGS.get(place, folder)}
+        for name in imported_by(file):
+            parts = name.split(".")
+            if parts[0] == "virtualflow" and len(parts) > 1 and parts[1] in BELOW:
+                assert parts[1] in allowed, f"{place} imports {name}"
 
 
-@each_file
-def test_what_is_pure_imports_nothing_that_is_not(file: Path) -> None:
-    if place_of(file).startswith(PURE):
-        assert not {name.split(".")[0] for name in imported_by(file)} & IMPURE
-        called = {node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)}
-        names = {getattr(each, "id", getattr(each, "attr", "")) for each in called}
-        assert not names & {"open", "read_text", "write_text", "read_bytes", "write_bytes", "exists", "print"}
+def test_what_is_pure_imports_nothing_that_is_not() -> None:
+    for file in FILES:
+        if place_of(file).startswith(PURE):
+            assert not libraries_of(file) & IMPURE, place_of(file)
+            called = {node.func for node in ast.walk(tree_of(file)) if isinstance(node, ast.Call)}
+            names = {getattr(function, "id", getattr(function, "attr", "")) for function in called}
+            files = {"open", "read_text", "write_text", "read_bytes", "write_bytes", "exists", "print"}
+            assert not names & files, place_of(file)
 
 
-@each_file
-def test_few_files_import_torch(file: Path) -> None:
-    if not place_of(file).startswith(IMPORTS_TORCH):
-        heavy = {name for name in imported_by(file, at_top=True) if name.split(".")[0] in ("torch", "matplotlib")}
-        assert not heavy
+def called_names(file: Path) -> set[str]:
+    """The plain names that a file calls or raises: ``print``, ``SystemExit``, ``sys.exit``."""
+    calls = [node.func for node in ast.walk(tree_of(file)) if isinstance(node, ast.Call)]
+    raised = [node.exc for node in ast.walk(tree_of(file)) if isinstance(node, ast.Raise) and node.exc is not None]
+    return {ast.unparse(node) for node in (*calls, *raised)}
 
 
-@each_file
-def test_one_file_imports_ray(file: Path) -> None:
-    imports_it = any(name.split(".")[0] == "ray" for name in imported_by(file))
-    assert imports_it == (place_of(file) == IMPORTS_RAY)
+def test_a_library_prints_nothing() -> None:
+    for file in FILES:
+        if not place_of(file).startswith(PRINT):
+            assert "print" not in called_names(file), place_of(file)
+
+
+def test_a_library_ends_no_process() -> None:
+    for file in FILES:
+        if not place_of(file).startswith(END_THEIR_PROCESS):
+            assert not called_names(file) & {"sys.exit", "exit", "SystemExit"}, place_of(file)
+
+
+def test_few_files_import_torch() -> None:
+    for file in FILES:
+        if not place_of(file).startswith(IMPORTS_TORCH):
+            assert not libraries_of(file, at_top=True) & {"torch", "matplotlib"}, place_of(file)
+
+
+def test_the_states_of_a_job_are_an_enum() -> None:
+    for file in FILES:
+        if place_of(file) != "core/job_state.py":
+            texts = {node.value for node in ast.walk(tree_of(file)) if isinstance(node, ast.Constant)}
+            assert not texts & set(JobState) - NO_STATES.get(place_of(file), set()), place_of(file)
+
+
+def test_one_file_imports_ray() -> None:
+    assert [place_of(file) for file in FILES if "ray" in libraries_of(file)] == [IMPORTS_RAY]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_people_bring_is_imported_in_its_own_place(library: str) -> None:
+    for file in FILES:
+        if not place_of(file).startswith(LIBRARIES[library]):
+            assert library not in libraries_of(file), place_of(file)
 
 
 @pytest.mark.parametrize("module", ["virtualflow", "virtualflow.cli.main", "virtualflow.job.coordinator"])
@@ -107,24 +170,40 @@ def test_no_two_modules_have_the_same_name() -> None:
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
-def public_classes(file: Path) -> list[str]:
-    nodes = ast.parse(file.read_text()).body
-    return [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+def public_types(file: Path) -> dict[str, str]:
+    """Classes, and names for other types (``Event = Started | Ended``), with how each is defined."""
+    types: dict[str, str] = {}
+    for node in tree_of(file).body:
+        if isinstance(node, ast.ClassDef):
+            types[node.name] = f"class of {place_of(file)}"
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = ast.unparse(node.value)
+            if re.match(r"[A-Z]\w*[a-z]", node.targets[0].id) and not value.startswith("TypeVar("):
+                types[node.targets[0].id] = value
+    return {name: value for name, value in types.items() if not name.startswith("_")}
 
 
-def test_no_two_public_classes_have_the_same_name() -> None:
-    places = defaultdict(list)
+def test_no_two_public_types_have_the_same_name() -> None:
+    places = defaultdict(dict)
     for file in FILES:
-        for name in public_classes(file):
-            places[name].append(place_of(file))
-    twice = {name: found for name, found in places.items() if len(found) > 1 and name not in SAME_NAME}
-    assert not twice
+        for name, value in public_types(file).items() if place_of(file) not in STAND_INS else ():
+            places[name].setdefault(value, place_of(file))
+    for name, values in places.items():
+        assert len(values) == 1, f"{name} is defined in {list(values.values())}"
 
 
 def test_every_folder_says_what_lives_there() -> None:
     for file in FILES:
         if file.name == "__init__.py" and file.parent != SOURCE:
-            assert len((ast.get_docstring(ast.parse(file.read_text())) or "").split()) > 10, place_of(file)
+            assert len((ast.get_docstring(tree_of(file)) or "").split()) > 10, place_of(file)
+
+
+def test_every_folder_says_where_to_start_reading() -> None:
+    for file in FILES:
+        modules = {other.stem for other in file.parent.glob("*.py")} - {"__init__"}
+        if file.name == "__init__.py" and file.parent != SOURCE and len(modules) > 1:
+            text = ast.get_docstring(tree_of(file)) or ""
+            assert re.search(r"[Ss]tart (there|with)", text), place_of(file)
 
 
 def test_the_design_document_draws_every_folder_and_module() -> None:

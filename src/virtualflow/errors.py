@@ -10,6 +10,7 @@ VirtualFlowError
 ├── CheckpointError         a checkpoint that cannot be written or read
 ├── CollectiveError         workers made different collective calls
 ├── ReplicaError            workers hold different models
+├── StateLostError          nobody holds a part of the job's state any more
 ├── PeerLostError           another worker of the job was lost
 │   └── CoordinatorLostError    the coordinator was lost
 ├── ProfileError            a profile that is missing, stale or damaged
@@ -18,13 +19,29 @@ VirtualFlowError
 ├── PolicyError             a policy returned an impossible decision
 ├── EventStreamError        an event stream that cannot be read
 ├── LaunchError             the job could not be started
-│   ├── UnreachableError    nobody answers for the job
+│   ├── UnreachableError    the job's coordinator does not answer
 │   ├── AmbiguousJobError   several jobs have that name
-│   └── DamagedError        a file in the job's folder is damaged
+│   ├── DamagedError        a file in the job's folder is damaged
+│   ├── NoTrainerError      the script trains without a Trainer, so nothing joins its devices
+│   ├── NotReadyError       no worker can be started now; soon one can
+│   ├── ServerLostError     the fork server has ended
+│   └── ServerSilentError   the fork server does not answer
 ├── MessageError            what came over a connection is no message of ours
+├── SelfTestError           ``vf selftest`` could not confirm a promise
+│   ├── BrokenPromiseError  something did not come out as promised
+│   └── NotHereError        it can't be checked on this machine
 ├── RecordsError            the manager's records can't be read or written
 └── ManagerError            the manager refuses, or is not there
     └── UnknownJobError     the manager has no such job
+
+Signals, which are no errors and which no caller of this library sees, are defined where they are raised:
+
+- Leave: this worker leaves the job
+- ChangedFile: a file is no longer what the job has read
+- MeasurementDone: a profile is complete, and the script need not go on
+- InterruptedMeasurement: Ctrl-C or a signal has interrupted a measurement
+- Interrupted: Ctrl-C, SIGTERM or a closed terminal
+- NotPlainError: a dataset holds something that another process can't have a copy of
 """
 
 
@@ -62,6 +79,10 @@ class CheckpointError(VirtualFlowError):
 
 class CollectiveError(VirtualFlowError):
     """Workers made different collective calls."""
+
+
+class StateLostError(VirtualFlowError):
+    """Nobody holds a part of the job's state any more."""
 
 
 class ReplicaError(VirtualFlowError):
@@ -112,8 +133,36 @@ class DamagedError(LaunchError):
     """A file in the job's folder is damaged."""
 
 
+class NoTrainerError(LaunchError):
+    """The script has ended on several devices, and has made no Trainer that joins them."""
+
+
+class NotReadyError(LaunchError):
+    """No worker can be started now; soon one can."""
+
+
+class ServerLostError(LaunchError):
+    """The process that workers are forked from has ended."""
+
+
+class ServerSilentError(LaunchError):
+    """The process that workers are forked from does not answer: it is stopped, or hangs."""
+
+
 class MessageError(VirtualFlowError):
     """What came over a connection is no message of ours."""
+
+
+class SelfTestError(VirtualFlowError):
+    """``vf selftest`` could not confirm a promise."""
+
+
+class BrokenPromiseError(SelfTestError):
+    """Something did not come out as promised."""
+
+
+class NotHereError(SelfTestError):
+    """Something can't be checked on this machine."""
 
 
 class RecordsError(VirtualFlowError):

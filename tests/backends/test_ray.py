@@ -25,9 +25,9 @@ from virtualflow.backends.local import LocalBackend
 from virtualflow.backends.machines import DeviceNames
 from virtualflow.cli.jobs import describe
 from virtualflow.cluster.messages import DevicesJoined, DevicesLost
-from virtualflow.core.certificate import Certificate, compare
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, read_events
+from virtualflow.events.certificate import Certificate, compare
 from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder
 from virtualflow.program.capture import take
@@ -35,7 +35,6 @@ from virtualflow.program.capture import take
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray warns
     pytest.mark.timeout(300),
-    pytest.mark.xdist_group("ray"),  # is slow to start: one cluster for all
 ]
 VF = [sys.executable, "-m", "virtualflow.cli.main"]
 QUEUED = Path(__file__).parent.parent / "cli" / "job.py"
@@ -153,10 +152,10 @@ def test_resizes_and_a_killed_worker_change_nothing(on_ray: Any, calm: Finished,
 def test_a_lost_machine_is_lost_workers_and_devices_that_come_back_are_used(
     cluster: Any, on_ray: Any, calm: Finished, tmp_path: Path
 ) -> None:
-    from virtualflow.backends.ray import machines
+    from virtualflow.backends.ray_connection import machines
 
     machine = cluster.add_node(num_cpus=1, resources={"spare": 1}, **SMALL)
-    names, times = DeviceNames(), {}
+    names, seen = DeviceNames(), list[str]()
     names.update(machines(), 0.0)
     assert [str(pool) for pool in names.pools] == ["big:2", "cpu:2+1+1", "spare:1"]
     there = {name for name, where in names.devices.items() if "spare" in where.resources}
@@ -164,12 +163,12 @@ def test_a_lost_machine_is_lost_workers_and_devices_that_come_back_are_used(
     assert "spare:0" in there
 
     def lose_the_machine(_: Coordinator) -> None:
-        times["removed"] = time.monotonic()
+        seen.append("removed")
         cluster.remove_node(machine, allow_graceful=False)
 
     def watch(coordinator: Coordinator) -> None:
-        if "removed" in times and "noticed" not in times and coordinator.roster.failures:
-            times["noticed"] = time.monotonic()
+        if seen == ["removed"] and coordinator.roster.failures:
+            seen.append("noticed")
             cluster.add_node(num_cpus=1, wait=False, **SMALL)
 
     disturbed = Driven(on_ray, tmp_path / "ray", SCRIPT)
@@ -177,7 +176,7 @@ def test_a_lost_machine_is_lost_workers_and_devices_that_come_back_are_used(
     finished = disturbed.run(4, [(3, lose_the_machine), (5, after_a_loss(lambda _: None))])
     assert_same(calm, finished)
     assert [(change.cause, len(change.devices)) for change in finished.changes] == [("loss", 3), ("resize", 4)]
-    assert times["noticed"] - times["removed"] < 12.0
+    assert seen == ["removed", "noticed"]
     lost, joined = names.update(machines(), 1.0)
     assert lost == DevicesLost(1.0, tuple(sorted(there)))
     assert isinstance(joined, DevicesJoined)

@@ -7,11 +7,14 @@ import os
 import random
 import resource
 import signal
+import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from tests.cli.test_run import descendants
 from tests.manager.managed import STEPS, Managed, Service, until
@@ -22,7 +25,7 @@ DEVICES = 3
 ROUND = [
     *("submit", "submit", "resize", "resize", "priority", "pause", "cancel"),
     *("kill manager", "kill manager", "kill manager", "kill coordinator", "kill coordinator", "kill worker"),
-    *("damage checkpoint", "damage state", "no descriptors", "stray folder"),
+    *("damage checkpoint", "damage state", "no descriptors", "stray folder", "strangers"),
 ]
 SETTLE_SECONDS = 400.0  # for all jobs to end, on a busy machine
 
@@ -36,10 +39,11 @@ class ManagerChaos:
         self._most_jobs = 1 + 3 * rounds
         self._service = Service(home, "--devices", str(DEVICES), "--patience", "5")
         self.jobs: list[Managed] = []
-        self.done: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()  # strokes that had an effect
         self._strays: list[Path] = []
+        self._idle = contextlib.ExitStack()  # connections of strangers
         self._cancelled: set[str] = set()  # may end that way, or had ended before
-        self._kinds: dict[str, Callable[[], None]] = {
+        self._kinds: dict[str, Callable[[], bool]] = {  # return whether there was something to do
             "submit": self._submit,
             "resize": lambda: self._tell("resize", devices=self._chance.choice([1, 2, 3, "auto"])),
             "priority": lambda: self._tell("priority", priority=self._chance.choice([1.0, 2.0, 5.0])),
@@ -52,6 +56,7 @@ class ManagerChaos:
             "damage state": self._damage_state,
             "no descriptors": self._take_descriptors,
             "stray folder": self._leave_stray_folder,
+            "strangers": self._send_strangers,
         }
 
     def run(self, calm: str) -> None:
@@ -61,8 +66,7 @@ class ManagerChaos:
             self._submit()
             for kind in self._strokes:
                 with contextlib.suppress(ManagerError):  # it may be about to end, or not be paused: an answer, too
-                    self._kinds[kind]()
-                self.done[kind] += 1
+                    self.done[kind] += self._kinds[kind]()
                 time.sleep(self._chance.random())
             self._settle()
             for job in self.jobs:
@@ -71,6 +75,7 @@ class ManagerChaos:
             assert self._service.coordinators() == []
             assert all(stray.exists() for stray in self._strays)
         finally:
+            self._idle.close()
             self._service.close()
 
     def _settle(self) -> None:
@@ -89,32 +94,36 @@ class ManagerChaos:
         view = job.view()
         assert view["state"] == "DONE" or (view["state"] == "CANCELLED" and job.id in self._cancelled), view
         if view["state"] == "DONE":
-            assert job.said.splitlines()[-1] == calm, job.id
-            assert job.said.splitlines().count(calm) == 1, f"{job.id} has ended more than once"
+            assert job.output.splitlines()[-1] == calm, job.id
+            assert job.output.splitlines().count(calm) == 1, f"{job.id} has ended more than once"
             assert sorted(set(job.steps)) == list(range(STEPS))
 
-    def _submit(self) -> None:
-        if len(self.jobs) < self._most_jobs:
+    def _submit(self) -> bool:
+        if has_room := len(self.jobs) < self._most_jobs:
             nodes = self._chance.choice([None, 4])
             demand = self._chance.randint(1, DEVICES)
             options: dict[str, Any] = {"demand": demand, "virtual_nodes": nodes, "checkpoint_every": 25}
             self.jobs.append(self._service.submit(slow=self._chance.random() < 0.8, **options))
+        return has_room
 
-    def _tell(self, verb: str, **body: Any) -> None:
+    def _tell(self, verb: str, **body: Any) -> bool:
         self._chance.choice(self.jobs).ask(verb, **body)
+        return True
 
-    def _pause(self) -> None:
+    def _pause(self) -> bool:
         job = self._chance.choice(self.jobs)
         job.ask("pause")
         time.sleep(self._chance.random())
         job.ask("resume")
+        return True
 
-    def _cancel(self) -> None:
+    def _cancel(self) -> bool:
         job = self._chance.choice(self.jobs)
         self._cancelled.add(job.id)
         job.ask("cancel")
+        return True
 
-    def _kill_manager(self) -> None:
+    def _kill_manager(self) -> bool:
         """Often right after a submit, with a launch under way."""
         if self._chance.random() < 0.5:
             self._submit()
@@ -122,18 +131,21 @@ class ManagerChaos:
         self._service.kill()
         time.sleep(self._chance.random())
         self._service.up()
+        return True
 
-    def _kill_coordinator(self) -> None:
+    def _kill_coordinator(self) -> bool:
         if pids := self._service.coordinators():
             _kill(self._chance.choice(sorted(pids)))
+        return bool(pids)
 
-    def _kill_worker(self) -> None:
-        workers = [worker["pid"] for job in self.jobs for worker in job.folder.read_state()["workers"]]
+    def _kill_worker(self) -> bool:
+        workers = [worker.pid for job in self.jobs for worker in job.folder.read_state().workers]
         family = [pid for coordinator in self._service.coordinators() for pid in _family(coordinator)]
         if alive := sorted(set(workers) & set(family)):
             _kill(self._chance.choice(alive))
+        return bool(alive)
 
-    def _damage_checkpoint(self) -> None:
+    def _damage_checkpoint(self) -> bool:
         """A bit of a job's newest checkpoint turns; then its coordinator dies, so that it goes on from there."""
         checkpoints = [path for job in self.jobs for path in job.folder.automatic_checkpoints()[-1:]]
         if checkpoints:
@@ -143,25 +155,53 @@ class ManagerChaos:
                 file.seek(-1, os.SEEK_CUR)
                 file.write(bytes([byte ^ 4]))
         self._kill_coordinator()
+        return bool(checkpoints)
 
-    def _damage_state(self) -> None:
+    def _damage_state(self) -> bool:
         state = self._chance.choice(self.jobs).folder.path / "state.json"
-        if state.exists():
+        if is_there := state.exists():
             state.write_bytes(self._chance.choice([b"", b"{", self._chance.randbytes(100)]))
+        return is_there
 
-    def _take_descriptors(self) -> None:
+    def _take_descriptors(self) -> bool:
         """For a second, the manager can open, accept and start nothing."""
         limits = resource.prlimit(self._service.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(self._service.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         time.sleep(1.0)
         resource.prlimit(self._service.pid, resource.RLIMIT_NOFILE, limits)
+        return True
 
-    def _leave_stray_folder(self) -> None:
+    def _send_strangers(self) -> bool:
+        """Resets, requests that are none, without a token or with a wrong one, and some who say nothing."""
+        address = urlsplit((self._service.home / "cluster" / "address").read_text().strip())
+        requests = [
+            *(
+                self._chance.randbytes(200),
+                b"GET / HTTP/1.1\r\n",
+                b"POST /api/jobs HTTP/1.1\r\nContent-Length: 9\r\n\r\n{",
+            ),
+            b"POST /api/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer none\r\nContent-Length: 2\r\n\r\n{}",
+            *(b"DELETE /api/devices HTTP/1.1\r\n\r\n", b"x" * 100_000),
+        ]
+        for number in range(40):
+            with contextlib.suppress(OSError):
+                connection = socket.create_connection((address.hostname or "127.0.0.1", address.port or 0), timeout=5)
+                self._idle.callback(connection.close)
+                connection.setblocking(False)
+                if number % 4 == 0:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.close()
+                elif number % 4 != 1:
+                    connection.send(self._chance.choice(requests))
+        return True
+
+    def _leave_stray_folder(self) -> bool:
         """A folder that no record names: nobody may remove it, and nobody may stumble over it."""
-        stray = self._service.home / "jobs" / f"stray-{self.done['stray folder']}"
+        stray = self._service.home / "jobs" / f"stray-{len(self._strays)}"
         stray.mkdir(parents=True, exist_ok=True)
         (stray / "job.json").write_bytes(self._chance.choice([b"", b"{}", b"\xff"]))
         self._strays.append(stray)
+        return True
 
 
 def _family(pid: int) -> list[int]:

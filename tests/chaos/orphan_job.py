@@ -21,7 +21,7 @@ from tests.train.small import make, mlp, regression
 from virtualflow.core import faults
 from virtualflow.train import solo
 
-options = {"where": "", "epoch": 1, "dies": [], "marker": ""} | json.loads(sys.argv[1])
+options = {"where": "", "epoch": 1, "dies": [], "marker": "", "sharding": "none"} | json.loads(sys.argv[1])
 member = solo.installed()
 device = member.device if member is not None else "0"
 
@@ -51,7 +51,7 @@ model = mlp()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 0.99**count)
 progress = vf.State(best=9e9, evaluations=0, passes=0)
-trainer = make(model, optimizer=optimizer, state=[schedule, progress])
+trainer = make(model, optimizer=optimizer, state=[schedule, progress], sharding=options["sharding"])
 data = regression()
 faults.arm(lambda name: place("save") if name == "save" else None)
 
@@ -102,5 +102,6 @@ epoch = options["epoch"]
 place("after the loop")
 evaluate("evaluate at the end")
 place("the end")
+digest = trainer.digest()
 if trainer.is_lead:
-    print(trainer.digest(), progress.evaluations, progress.passes, progress.best.hex())
+    print(digest, progress.evaluations, progress.passes, progress.best.hex())

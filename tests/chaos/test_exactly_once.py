@@ -17,6 +17,8 @@ from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.harness import Chaos, Strike, schedule
 from tests.conftest import Finished
 from virtualflow.backends.local import LocalBackend
@@ -25,6 +27,7 @@ from virtualflow.core.sharding import Epoch, node_sizes, shuffled
 EXAMPLES, BATCH_SIZE, VIRTUAL_NODES, SEED = 90, 16, 8, 1  # of the chaos job
 STEPS_PER_EPOCH = -(-EXAMPLES // BATCH_SIZE)
 Shard = tuple[int, ...]
+pytestmark = pytest.mark.on_cuda_too(some=[])
 
 
 class Loads:

@@ -45,9 +45,12 @@ SOME = [
 ]
 
 
-def run(folder: Path, where: str, dies: str = "", devices: int = 3, epoch: int = 1) -> subprocess.CompletedProcess[str]:
-    told = {"where": where, "epoch": epoch, "dies": list(dies), "marker": str(folder / "mark")}
-    return vf("run", "--devices", str(devices), "--patience", "5", str(JOB), json.dumps(told))
+def run(
+    folder: Path, where: str, dies: str = "", devices: int = 3, epoch: int = 1, sharding: str = "none"
+) -> subprocess.CompletedProcess[str]:
+    told = {"where": where, "epoch": epoch, "dies": list(dies), "marker": str(folder / "mark"), "sharding": sharding}
+    # On a busy machine its start alone may take a minute; whoever calls this has a limit of his own.
+    return vf("run", "--devices", str(devices), "--patience", "60", str(JOB), json.dumps(told), timeout=200)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,11 @@ def test_nor_does_that_of_a_job_on_one_device(tmp_path: Path, calm: str, where: 
     assert_no_step_is_lost(run(tmp_path, where, devices=1, epoch=epoch), calm)
 
 
+@pytest.mark.parametrize("where", ["before a step", "evaluate"])
+def test_nor_does_that_of_a_job_whose_state_is_sharded(tmp_path: Path, calm: str, where: str) -> None:
+    assert_no_step_is_lost(run(tmp_path, where, sharding="state"), calm)
+
+
 def assert_no_step_is_lost(killed: subprocess.CompletedProcess[str], calm: str) -> None:
     assert killed.returncode == -9, killed.stderr
     job = killed.stdout.split()[1]
@@ -80,7 +88,7 @@ def assert_no_step_is_lost(killed: subprocess.CompletedProcess[str], calm: str) 
         time.sleep(0.05)
     steps = [event.step for event in read_events(folder.path / STREAM) if isinstance(event, StepDone)]
     assert steps == list(range(len(steps)))
-    resumed = vf("run", "--resume", job)
+    resumed = vf("run", "--resume", job, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
     assert f"job {job} goes on from step {len(steps)}\n" in resumed.stderr
     assert resumed.stdout.splitlines()[-1] == calm

@@ -22,8 +22,8 @@ IN_THE_STEP = [
 
 
 @pytest.fixture(scope="module")
-def calm(backend: LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    finished = Chaos(backend, tmp_path_factory.mktemp("calm") / "job", devices=1).run()
+def calm(cpus: LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    finished = Chaos(cpus, tmp_path_factory.mktemp("calm") / "job", devices=1).run()
     assert finished.outcome.code == 0, finished.failure
     return finished
 
@@ -32,6 +32,7 @@ def struck(folder: Path) -> int:
     return len(list((folder / "ids").glob("struck-*")))
 
 
+@pytest.mark.on_cuda_too
 @pytest.mark.parametrize("device", ["0", "3"])
 @pytest.mark.parametrize("point", IN_THE_STEP)
 def test_a_worker_killed_in_a_step(
@@ -42,18 +43,21 @@ def test_a_worker_killed_in_a_step(
     assert_undisturbed(finished, calm)
 
 
+@pytest.mark.on_cuda_too(some=[])
 def test_two_killed_at_once(backend: LocalBackend, tmp_path: Path, calm: Finished) -> None:
     finished = Chaos(backend, tmp_path / "job").run(faults=[("0", "backward", 9), ("2", "backward", 9)])
     assert struck(finished.folder) == 2
     assert_undisturbed(finished, calm)
 
 
+@pytest.mark.on_cuda_too
 def test_all_but_one_killed(backend: LocalBackend, tmp_path: Path, calm: Finished) -> None:
     finished = Chaos(backend, tmp_path / "job").run(faults=[(d, "bucket", 5) for d in "0134"])
     assert struck(finished.folder) == 4
     assert_undisturbed(finished, calm)
 
 
+@pytest.mark.on_cuda_too(some=[])
 def test_down_to_one_device_and_up_again(backend: LocalBackend, tmp_path: Path, calm: Finished) -> None:
     chaos = Chaos(backend, tmp_path / "job", devices=3)
     finished = chaos.run_held([Strike(3, "resize", devices=1), Strike(8, "resize", devices=4)])
@@ -61,6 +65,7 @@ def test_down_to_one_device_and_up_again(backend: LocalBackend, tmp_path: Path, 
     assert [len(change.devices) for change in finished.changes] == [1, 4]
 
 
+@pytest.mark.on_cuda_too(some=["3"])
 @pytest.mark.parametrize("point", ["evaluate"])
 @pytest.mark.parametrize("device", ["0", "3"])
 def test_a_worker_killed_in_evaluate(
@@ -71,6 +76,7 @@ def test_a_worker_killed_in_evaluate(
     assert_undisturbed(finished, calm)
 
 
+@pytest.mark.on_cuda_too
 def test_a_save_whose_writer_dies_is_finished_by_the_next_lead(
     backend: LocalBackend, tmp_path: Path, calm: Finished
 ) -> None:
@@ -81,12 +87,12 @@ def test_a_save_whose_writer_dies_is_finished_by_the_next_lead(
     assert path.exists()
 
 
+@pytest.mark.on_cuda_too
 @pytest.mark.parametrize(("device", "point"), [("0", "send state"), ("5", "receive state"), ("5", "joining")])
 def test_a_worker_killed_while_the_state_moves(
     backend: LocalBackend, tmp_path: Path, calm: Finished, device: str, point: str
 ) -> None:
-    finished = Chaos(backend, tmp_path / "job").run(
-        [Strike(2, "resize", devices=6)], faults=[(device, point, 1)], epochs=4
-    )
+    chaos = Chaos(backend, tmp_path / "job")
+    finished = chaos.run_held([Strike(2, "resize", devices=6)], faults=[(device, point, 1)], epochs=4)
     assert struck(finished.folder) == 1
     assert_undisturbed(finished, calm)

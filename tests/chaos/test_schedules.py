@@ -15,12 +15,13 @@ STEPS = EPOCHS * 6
 
 
 @pytest.fixture(scope="module")
-def calm(backend: LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    finished = Chaos(backend, tmp_path_factory.mktemp("calm") / "job", devices=1).run(epochs=EPOCHS, evaluate=False)
+def calm(cpus: LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    finished = Chaos(cpus, tmp_path_factory.mktemp("calm") / "job", devices=1).run(epochs=EPOCHS, evaluate=False)
     assert finished.outcome.code == 0, finished.failure
     return finished
 
 
+@pytest.mark.on_cuda_too(some=[])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_random_schedule_changes_no_bit(backend: LocalBackend, tmp_path: Path, calm: Finished, seed: int) -> None:
     chaos = Chaos(backend, tmp_path / "job", patience_seconds=3.0)

@@ -13,11 +13,11 @@ import pytest
 import typer
 from rich.console import Console
 
-from tests.cli.test_jobs import said
+from tests.cli.test_jobs import run_verb
 from virtualflow.cli import __file__ as home_of_verbs
 from virtualflow.cli import verify
 from virtualflow.cli.main import app
-from virtualflow.core.certificate import Verdict
+from virtualflow.events.certificate import Verdict
 from virtualflow.job.folder import JobFolder, JobSpec
 
 TRAIN = "import virtualflow"
@@ -28,6 +28,7 @@ COMMANDS = {
     "run profiles": "run --profiles PATH --devices 1 train.py",
     "run device_file": "run --device-file PATH missing.py",
     "run token_file": "run --listen 127.0.0.1:0 --token-file PATH missing.py",
+    "port script": "port PATH",
     "profile script": "profile --device-type cpu PATH",
     "profile device_file": "profile --device-type cpu --device-file PATH train.py",
     "profile token_file": "profile --device-type cpu --machines 2 --listen 127.0.0.1:0 --token-file PATH train.py",
@@ -44,6 +45,7 @@ COMMANDS = {
     "join token_file": "join 127.0.0.1:1 --token-file PATH",
     "cluster up device_file": "cluster up --foreground --device-file PATH",
     "cluster restore backup": "cluster restore PATH",
+    "selftest output": "selftest --quick --device-type cpu --report PATH",
     "simulate trace": "simulate PATH --devices V100:8",
     "simulate table": "simulate trace.json --devices V100:8 --throughputs PATH",
     "simulate output": "simulate trace.json --devices V100:8 -o PATH",
@@ -80,17 +82,17 @@ def folder(tmp_path: Path, vf_home: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     (place / "binary").write_bytes(bytes(range(256)))
     (place / "{}.json").write_text("{}")
     (place / "[].json").write_text("[]")
-    assert said("trace", "generate", "--jobs", "2")[0] == 0
+    assert run_verb("trace", "generate", "--jobs", "2")[0] == 0
     JobFolder(vf_home / "jobs" / "a-job").create(JobSpec.of("a-job", "train.py", (), ("0",)))
     return place
 
 
 def refused(line: str, path: str) -> str:
     words = [path if word == "PATH" else word for word in shlex.split(line)]
-    code, told = said(*words)  # which fails if there is a traceback
-    assert code in (1, 2), (words, told)
-    assert "Traceback" not in told
-    return told
+    code, output = run_verb(*words)  # which fails if there is a traceback
+    assert code in (1, 2), (words, output)
+    assert "Traceback" not in output
+    return output
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -105,15 +107,15 @@ def test_a_path_that_can_not_be_used_is_an_error_that_says_so(name: str, folder:
     for path in bad:
         if (name, path) in ((each, "binary") for each in ("run script", "profile script")):
             continue  # a script like any other, until a worker reads it
-        if name in ("run script", "profile script") and path.endswith(".json"):
+        if name in ("run script", "profile script", "port script") and path.endswith(".json"):
             continue
-        told = refused(line, path)
+        output = refused(line, path)
         if path != "\udcff" and not name.startswith("submit"):
-            assert path.split("/")[0] in told.replace("\n", ""), (path, told)
+            assert path.split("/")[0] in output.replace("\n", ""), (path, output)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reason"),
     [
         ("timeline a-job -o no-such-folder/x.png", "does not exist. Create it"),
         ("plot profile --workload resnet50 -o picture.nonsense", "not supported"),
@@ -132,8 +134,8 @@ def test_a_path_that_can_not_be_used_is_an_error_that_says_so(name: str, folder:
         ("run --[/] train.py", "--[/]"),
     ],
 )
-def test_what_was_typed_is_shown_as_it_was(folder: Path, words: str, told: str) -> None:
-    assert told in refused(words, "")
+def test_what_was_typed_is_shown_as_it_was(folder: Path, words: str, reason: str) -> None:
+    assert reason in refused(words, "")
 
 
 @pytest.mark.parametrize(
@@ -161,16 +163,16 @@ def test_a_home_that_can_not_be_used_is_named(folder: Path, monkeypatch: pytest.
     (folder / "file").touch()
     monkeypatch.setenv("VF_HOME", str(folder / "file"))
     assert "Set VF_HOME" in refused("run train.py", "")
-    assert said("doctor")[0] == 1
+    assert run_verb("doctor")[0] == 1
 
 
 def test_tables_show_names_as_they_are(folder: Path, vf_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = "[bold]x[red] and [1, 2] :cat:"
     JobFolder(vf_home / "jobs" / odd).create(JobSpec.of(odd, "train.py", (), ("0",)))
-    assert odd in said("status")[1]
-    assert odd in said("status", odd)[1]
+    assert odd in run_verb("status")[1]
+    assert odd in run_verb("status", odd)[1]
     closed = "[bold]x[/] and [1, 2]"
-    verify._print(Verdict(False, closed, 0, facts=(closed,)))
+    verify.print_verdict(Verdict(False, closed, 0, facts=(closed,)))
     assert capsys.readouterr().out.count(closed) == 2
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_jobs import Job, said, start, vf
+from tests.cli.test_jobs import Job, run_verb, start, vf
 from tests.conftest import Printed
 from virtualflow.backends.local import LocalBackend
 from virtualflow.events import Loaded
 from virtualflow.job import launch
 from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder
+
+pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
 
 __all__ = ["start"]
 
@@ -49,7 +51,7 @@ def own(job: Job, step: int) -> Path:
 def test_a_damaged_newest_checkpoint_is_skipped_for_the_one_before_it(stopped: Job, calm: str) -> None:
     before, newest = steps_of(stopped)
     damage(own(stopped, newest))
-    assert said("run", "--resume", stopped.id, "--from-checkpoint", str(newest))[1].count("is damaged") == 1
+    assert run_verb("run", "--resume", stopped.id, "--from-checkpoint", str(newest))[1].count("is damaged") == 1
     resumed = vf("run", "--resume", stopped.id)
     assert resumed.returncode == 0, resumed.stderr
     assert f"step-{newest:09d}.pt is damaged" in resumed.stderr
@@ -67,7 +69,7 @@ def test_a_job_in_the_background_skips_one_that_is_damaged_after_it_was_chosen(s
     folder = JobFolder.of(stopped.id)
     token = launch.prepare(folder, folder.latest_checkpoint())
     assert launch.start(folder, token).wait(90) == 0
-    assert said("logs", stopped.id)[1].splitlines()[-1] == calm
+    assert run_verb("logs", stopped.id)[1].splitlines()[-1] == calm
     log = "".join(path.read_text() for path in (stopped.path / "logs").iterdir())
     for step in numbers:
         assert f"step-{step:09d}.pt is damaged" in log
@@ -83,16 +85,16 @@ def test_one_that_is_damaged_after_it_was_checked_is_no_fault_of_the_script(
     outcome = Coordinator(folder.spec(), folder, backend, Printed(), resume_from=newest).run()
     assert outcome.failure is not None
     assert "is damaged" in outcome.failure.text
-    assert folder.read_state()["lost"]  # a manager starts it again, from the one before
+    assert folder.read_state().lost  # a manager starts it again, from the one before
 
 
 def test_a_person_can_choose_a_step_or_a_file(stopped: Job, tmp_path: Path, calm: str) -> None:
     before, newest = steps_of(stopped)
-    assert f"--from-checkpoint {before} chooses an earlier one" in said("status", stopped.id)[1]
-    code, told = said("run", "--resume", stopped.id, "--from-checkpoint", "99999")
-    assert (code, f"has no checkpoint of step 99999. It has: {before}, {newest}" in told) == (2, True)
-    code, told = said("run", "--resume", stopped.id, "--from-checkpoint", str(tmp_path / "none.pt"))
-    assert (code, "there is no such file" in told) == (2, True)
+    assert f"--from-checkpoint {before} chooses an earlier one" in run_verb("status", stopped.id)[1]
+    code, output = run_verb("run", "--resume", stopped.id, "--from-checkpoint", "99999")
+    assert (code, f"has no checkpoint of step 99999. It has: {before}, {newest}" in output) == (2, True)
+    code, output = run_verb("run", "--resume", stopped.id, "--from-checkpoint", str(tmp_path / "none.pt"))
+    assert (code, "there is no such file" in output) == (2, True)
     assert steps_of(stopped) == [before, newest]  # nothing was touched
 
     copy = tmp_path / "mine.pt"

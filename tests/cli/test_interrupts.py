@@ -18,12 +18,14 @@ from typing import Self
 
 import pytest
 
-from tests.cli.test_jobs import SCRIPT, STEPS, said, wait_for_end
+from tests.cli.test_jobs import SCRIPT, STEPS, run_verb, wait_for_end
 from tests.cli.test_run import VF, descendants, vf
 from virtualflow.events import STREAM, Loaded, Regrouped, StepDone, read_events
 from virtualflow.job.folder import JobFolder
 from virtualflow.system.home import home
 from virtualflow.system.interrupts import Interrupted, Interrupts, interruptible
+
+pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
 
 CTRL_C = b"\x03"
 STOPPING = "stopping with a checkpoint; Ctrl-C again stops at once"
@@ -41,6 +43,7 @@ class Terminal:
         def be_on_it() -> None:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
 
         command = [*VF, "run", "--devices", "2", str(SCRIPT), str(folder)]
         streams = {"stdin": screen, "stdout": screen, "stderr": screen}
@@ -85,8 +88,8 @@ class Terminal:
         with contextlib.suppress(OSError):  # that is how a terminal ends that nobody writes to any more
             while data := os.read(self._keyboard, 4096):
                 self._seen += data
-        code = self._process.wait(60)
-        wait_for_end(family, 15)
+        code = self._process.wait(120)
+        wait_for_end(family)
         return code
 
 
@@ -98,7 +101,7 @@ def folder(tmp_path: Path) -> Path:
 
 def until_step(job: str, step: int) -> None:
     stream = home() / "jobs" / job / STREAM
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (stream.exists() and any(getattr(event, "step", -1) >= step for event in read_events(stream))):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -112,12 +115,12 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_job_goes_on(folder: Path, cal
         assert terminal.wait() == 128 + signal.SIGINT
     path = JobFolder.of(terminal.id).path
     steps = [event.step for event in read_events(path / STREAM) if isinstance(event, StepDone)]
-    told = f"`vf run --resume {terminal.id}` goes on from step {len(steps)}"
-    assert f"interrupted: all workers have ended. {told}." in terminal.shown
+    advice = f"`vf run --resume {terminal.id}` goes on from step {len(steps)}"
+    assert f"interrupted: all workers have ended. {advice}." in terminal.shown
     assert "Traceback" not in terminal.shown
     assert (path / "checkpoints" / f"step-{len(steps):09d}.pt").exists()
-    assert told in said("status", terminal.id)[1]
-    state = json.loads(said("status", terminal.id, "--json")[1])
+    assert advice in run_verb("status", terminal.id)[1]
+    state = json.loads(run_verb("status", terminal.id, "--json")[1])
     assert (state["state"], state["checkpoint_step"], state["failures"]) == ("CANCELLED", len(steps), 0)
 
     (folder / "slow").unlink()
@@ -129,7 +132,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_job_goes_on(folder: Path, cal
     assert [event.step for event in events if isinstance(event, StepDone)] == list(range(STEPS))
     assert [event.step for event in events if isinstance(event, Loaded)] == [len(steps)]
     assert not [event for event in events if isinstance(event, Regrouped)]  # no worker was hit
-    assert "--resume" not in said("status", terminal.id)[1]
+    assert "--resume" not in run_verb("status", terminal.id)[1]
 
 
 def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
@@ -139,24 +142,24 @@ def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
         terminal.until(STOPPING)
         terminal.type(CTRL_C)
         assert terminal.wait() == 128 + signal.SIGINT
-    told = f"`vf run --resume {terminal.id}` starts from the beginning: there is no checkpoint"
-    assert f"interrupted: all workers have ended. {told}." in terminal.shown
+    advice = f"`vf run --resume {terminal.id}` starts from the beginning: there is no checkpoint"
+    assert f"interrupted: all workers have ended. {advice}." in terminal.shown
     assert "Traceback" not in terminal.shown
-    status = said("status", terminal.id)[1]
+    status = run_verb("status", terminal.id)[1]
     assert "CANCELLED" in status
-    assert told in status
+    assert advice in status
 
 
 def test_before_training_there_is_nothing_to_save(folder: Path) -> None:
     with Terminal(folder, "hold-starting") as terminal:
-        while not JobFolder.of(terminal.id).read_state()["workers"]:
+        while not JobFolder.of(terminal.id).read_state().workers:
             time.sleep(0.02)
         terminal.type(CTRL_C)
         assert terminal.wait() == 128 + signal.SIGINT
     assert STOPPING not in terminal.shown
     assert "Traceback" not in terminal.shown
     assert "starts from the beginning" in terminal.shown
-    assert "CANCELLED" in said("status", terminal.id)[1]
+    assert "CANCELLED" in run_verb("status", terminal.id)[1]
 
 
 def test_a_closed_terminal_leaves_a_checkpoint(folder: Path) -> None:
@@ -164,8 +167,8 @@ def test_a_closed_terminal_leaves_a_checkpoint(folder: Path) -> None:
         until_step(terminal.id, 3)
         terminal.close()
         assert terminal.wait() == 128 + signal.SIGHUP
-    assert "CANCELLED" in said("status", terminal.id)[1]
-    assert "goes on from step" in said("status", terminal.id)[1]
+    assert "CANCELLED" in run_verb("status", terminal.id)[1]
+    assert "goes on from step" in run_verb("status", terminal.id)[1]
 
 
 @pytest.fixture

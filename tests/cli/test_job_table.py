@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_jobs import said
+from tests.cli.test_jobs import run_verb
 from virtualflow.cli.job_table import duration, fact_table, job_table, views_of
 from virtualflow.cli.screen import screen
 from virtualflow.core.job_state import JobState
 from virtualflow.core.job_view import JobView
 from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.status import JobStatus
 
 
 def a_view(**changes: object) -> JobView:
     facts: dict[str, object] = {
         "id": "1117-192843-ab12", "name": "train", "script": "/home/me/work/train.py", "state": "RUNNING",
         "devices": ["0", "1"], "step": 50, "steps": 200, "loss": 0.25, "examples_per_second": 1234.5,
-        "eta_seconds": 3725.0, "priority": 1.0, "demand": 4, "want": 4, "min": 1, "cap": None, "virtual_nodes": 8,
-        "mapping": {"0": [0, 1, 2, 3], "1": [4, 5, 6, 7]}, "queued_seconds": 5.0, "run_seconds": 61.0, "resizes": 2,
-        "failures": 0, "reason": "2 more device(s) would be of use", "submitted": 1.8e9, "started": 1.8e9,
-        "ended": None,
+        "eta_seconds": 3725.0, "priority": 1.0, "demand": 4, "want": 4, "min": 1, "cap": None,
+        "virtual_nodes": 8, "mapping": {"0": [0, 1, 2, 3], "1": [4, 5, 6, 7]}, "queued_seconds": 5.0,
+        "run_seconds": 61.0, "resizes": 2, "failures": 0, "reason": "2 more device(s) would be of use",
+        "submitted": 1.8e9, "started": 1.8e9, "ended": None,
     }  # fmt: skip
     (view,) = views_of([facts | changes])
     return view
@@ -54,6 +55,10 @@ def test_long_names_are_folded_and_nothing_is_cut() -> None:
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)
     assert any("CANCELLED" in line and "1117-192843-ab12" in line for line in lines)
+
+
+def test_without_jobs_the_table_is_a_line_that_says_how_to_start_one() -> None:
+    assert printed(width=80) == ["no jobs yet: `vf run` starts one here, `vf submit` gives one to a manager"]
 
 
 def test_wide_has_every_column_in_one_line() -> None:
@@ -87,17 +92,17 @@ def two_jobs(vf_home: Path, tmp_path: Path) -> Path:
     for job_id, name in (("1117-aaaa", "first"), ("1117-bbbb", "second")):
         folder = JobFolder(vf_home / "jobs" / job_id)
         folder.create(JobSpec.of(job_id, str(script), (), ("0",), name=name))
-        folder.write_state({"state": "DONE", "workers": [], "generation": 0})
+        folder.write_state(JobStatus(JobState.DONE))
     return vf_home
 
 
 @pytest.mark.usefixtures("two_jobs")
 def test_verbs_take_names_and_beginnings_of_ids() -> None:
     for text in ("second", "1117-b", "1117-bbbb"):
-        code, words = said("status", text)
+        code, words = run_verb("status", text)
         assert (code, "1117-bbbb" in words, "1117-aaaa" in words) == (0, True, False), words
-    assert said("logs", "first") == (0, "")
-    code, words = said("status", "1117")
+    assert run_verb("logs", "first") == (0, "")
+    code, words = run_verb("status", "1117")
     assert (code, "may be any of 2 jobs: 1117-aaaa, 1117-bbbb" in words) == (2, True)
 
 
@@ -105,12 +110,20 @@ def test_clean_asks_and_keeps_what_is_newer_than_a_week(two_jobs: Path, monkeypa
     def jobs() -> list[str]:
         return sorted(path.name for path in (two_jobs / "jobs").iterdir())
 
-    assert "nothing to remove" in said("clean")[1]
+    assert "nothing to remove" in run_verb("clean")[1]
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    code, words = said("clean", "--older-than", "0")
+    code, words = run_verb("clean", "--older-than", "0")
     assert (code, "Remove these 2 job(s)" in words, jobs()) == (0, True, ["1117-aaaa", "1117-bbbb"]), words
     week_ago = time.time() - 8 * 86400
     os.utime(two_jobs / "jobs" / "1117-aaaa" / "state.json", (week_ago, week_ago))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    assert said("clean")[0] == 0
+    assert run_verb("clean")[0] == 0
     assert jobs() == ["1117-bbbb"]
+
+
+def test_clean_asks_for_one_job_too_whatever_its_age(two_jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer, left in (("n\n", ["1117-aaaa", "1117-bbbb"]), ("y\n", ["1117-bbbb"])):
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        code, words = run_verb("clean", "1117-aaaa")
+        assert (code, "Remove these 1 job(s)" in words) == (0, True), words
+        assert sorted(path.name for path in (two_jobs / "jobs").iterdir()) == left

@@ -11,8 +11,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,8 +23,12 @@ from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, Loaded, Regrouped, StepDone, read_events
 from virtualflow.job import control
 from virtualflow.job.folder import JobFolder
+from virtualflow.job.status import JobStatus
 from virtualflow.job.wire_messages import ResizeJob
 
+pytestmark = [
+    pytest.mark.timeout(400),  # a busy machine decides nothing
+]
 SCRIPT = Path(__file__).with_name("job.py")
 STEPS = 200
 
@@ -52,12 +57,12 @@ class Job:
         return JobFolder.of(self.id).path
 
     def status(self) -> dict[str, Any]:
-        code, text = said("status", self.id, "--json")
+        code, text = run_verb("status", self.id, "--json")
         assert code == 0, text
         described: dict[str, Any] = json.loads(text)
         return described
 
-    def until(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 60) -> dict[str, Any]:
+    def until(self, condition: Callable[[JobStatus], bool], seconds: float = 120) -> JobStatus:
         """The first status that fulfils *condition*, read where ``vf status`` reads it."""
         deadline = time.monotonic() + seconds
         while not condition(state := JobFolder.of(self.id).read_state()):
@@ -66,7 +71,7 @@ class Job:
         return state
 
     def until_step(self, step: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not any(done.step >= step for done in self.steps):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -105,85 +110,216 @@ def coordinator_of(job_id: str) -> int:
     raise AssertionError(f"nobody runs job {job_id}")
 
 
-def wait_for_end(pids: list[int], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for_end(pids: list[int]) -> None:
+    deadline = time.monotonic() + 120
     while left := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+@contextlib.contextmanager
+def starting(folder: Path) -> Iterator[Callable[..., Job]]:
+    """Starts jobs below *folder*; none of them is left afterwards."""
     jobs: list[Job] = []
 
     def one(*options: str, **gates: str) -> Job:
-        jobs.append(Job(tmp_path / f"folder-{len(jobs)}", *options, **gates))
+        jobs.append(Job(folder / f"folder-{len(jobs)}", *options, **gates))
         return jobs[-1]
 
-    yield one
-    for job in jobs:
-        with contextlib.suppress(AssertionError):
-            os.kill(coordinator_of(job.id), signal.SIGKILL)
+    try:
+        yield one
+    finally:
+        for job in jobs:
+            with contextlib.suppress(AssertionError):
+                os.kill(coordinator_of(job.id), signal.SIGKILL)
 
 
-def test_a_job_is_resized_stopped_and_resumed_and_ends_as_if_nothing_had_happened(
-    start: Callable[..., Job], calm: str
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    with starting(tmp_path) as one:
+        yield one
+
+
+@contextlib.contextmanager
+def at_home(home: Path) -> Iterator[None]:
+    """Fixtures that several tests share have a home of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VF_HOME", str(home))
+        yield
+
+
+class Seen(NamedTuple):
+    """What was to be seen of a job at some point of its life."""
+
+    job: Job
+    status: dict[str, Any]
+    outputs: dict[str, tuple[int, str]]  # by verb: its exit code and its words
+
+    @property
+    def nodes(self) -> list[int]:
+        """The virtual nodes that its workers run."""
+        return sorted(node for worker in self.status["workers"] for node in worker["virtual_nodes"])
+
+    @property
+    def processes(self) -> dict[str, int]:
+        return {worker["device"]: worker["pid"] for worker in self.status["workers"]}
+
+
+def seen(job: Job, **verbs: tuple[int, str]) -> Seen:
+    return Seen(job, job.status(), verbs)
+
+
+# One job for the claims below: each fixture does something to it, and keeps what was to be seen then.
+
+
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("life") / "vf-home"
+
+
+@pytest.fixture(scope="module")
+def running(shared_home: Path) -> Iterator[Seen]:
+    with starting(shared_home.parent) as one:
+        with at_home(shared_home):
+            job = one("--devices", "2")
+            job.until(lambda state: state.state == "RUNNING")
+            job.until_step(1)
+            verbs = {
+                "all": run_verb("status", "--json"),
+                "logs": run_verb("logs", job.id),
+                "narrow": narrow_status(job.id),
+            }
+            found = seen(job, **verbs)
+            assert all(map(alive, found.processes.values()))
+        yield found
+
+
+@pytest.fixture(scope="module")
+def resized(shared_home: Path, running: Seen) -> dict[int, Seen]:
+    """By the number of devices, in the order in which it had them."""
+    job = running.job
+    with at_home(shared_home):
+        return {
+            devices: seen(job, resize=run_verb("resize", job.id, str(devices), "--wait")) for devices in (4, 3, 1, 2)
+        }
+
+
+@pytest.fixture(scope="module")
+def stopped(shared_home: Path, resized: dict[int, Seen]) -> Seen:
+    job = resized[2].job
+    with at_home(shared_home):
+        refused = {str(odd): refusal(job.id, odd) for odd in (-4092, 0, 5)}
+        stop = run_verb("stop", job.id, "--checkpoint")
+        return seen(job, stop=stop, **refused)
+
+
+@pytest.fixture(scope="module")
+def resumed(shared_home: Path, stopped: Seen) -> Seen:
+    """It has gone on to its end on three devices, after some ways to go on that are refused."""
+    job = stopped.job
+    with at_home(shared_home):
+        refused = {words: run_verb("run", "--resume", job.id, *words.split()) for words in OTHER_JOBS}
+        last_line = job.finish("--devices", "3")
+        again = run_verb("run", "--resume", job.id)
+        return seen(job, finish=(0, last_line), again=again, logs=run_verb("logs", job.id), **refused)
+
+
+OTHER_JOBS = {"train.py": "the script", "--audit": "--audit", "--threads-per-device 2": "--th"}
+
+
+def narrow_status(job_id: str) -> tuple[int, str]:
+    shown = vf("status", job_id)
+    return shown.returncode, shown.stdout
+
+
+def refusal(job_id: str, devices: int) -> tuple[int, str]:
+    """What the coordinator says, without the command's own look at the number."""
+    with pytest.raises(LaunchError) as error:
+        control.ask(JobFolder.of(job_id), ResizeJob(devices))
+    return 2, str(error.value)
+
+
+def test_the_status_of_a_job_has_its_progress_and_who_runs_which_virtual_nodes(running: Seen) -> None:
+    status = running.status
+    facts = (status["id"], status["state"], status["generation"], status["virtual_nodes"])
+    assert facts == (running.job.id, "RUNNING", 0, 4)
+    assert status["step"] >= 1
+    assert running.nodes == [0, 1, 2, 3]
+
+
+def test_a_running_job_is_listed_and_shown(running: Seen) -> None:
+    assert [each["id"] for each in json.loads(running.outputs["all"][1])] == [running.job.id]
+    assert running.job.id in running.outputs["narrow"][1]
+    assert "RUNNING" in running.outputs["narrow"][1]
+
+
+def test_the_log_of_a_running_job_has_what_it_has_printed(running: Seen) -> None:
+    assert "step 1 " in running.outputs["logs"][1]
+
+
+def test_a_resize_that_waits_returns_when_the_job_runs_on_so_many_devices(resized: dict[int, Seen]) -> None:
+    for devices, after in resized.items():
+        assert after.outputs["resize"] == (0, f"job {after.job.id} runs on {devices} device(s)\n")
+        assert (after.status["state"], len(after.processes)) == ("RUNNING", devices)
+    assert (after.status["resizes"], after.status["failures"]) == (4, 0)
+
+
+def test_after_a_resize_all_virtual_nodes_run_and_who_stays_is_not_restarted(
+    running: Seen, resized: dict[int, Seen]
 ) -> None:
-    job = start("--devices", "2")
-    running = job.until(lambda state: state["state"] == "RUNNING")
-    before = {worker["device"]: worker["pid"] for worker in running["workers"]}
-    job.until_step(1)
-    state = job.status()
-    assert (state["id"], state["state"], state["generation"], state["virtual_nodes"]) == (job.id, "RUNNING", 0, 4)
-    assert state["step"] >= 1
-    assert sorted(node for worker in state["workers"] for node in worker["virtual_nodes"]) == [0, 1, 2, 3]
-    assert all(alive(worker["pid"]) for worker in state["workers"])
-    assert [each["id"] for each in json.loads(vf("status", "--json").stdout)] == [job.id]
+    assert [after.nodes for after in resized.values()] == [[0, 1, 2, 3]] * 4
+    assert {after.processes["0"] for after in resized.values()} == {running.processes["0"]}
 
-    assert vf("resize", job.id, "4", "--wait").returncode == 0
-    for devices in (4, 3, 1, 2):
-        assert said("resize", job.id, str(devices), "--wait") == (0, f"job {job.id} runs on {devices} device(s)\n")
-        state = job.status()
-        assert (state["state"], len(state["workers"])) == ("RUNNING", devices)
-        assert sorted(node for worker in state["workers"] for node in worker["virtual_nodes"]) == [0, 1, 2, 3]
-        kept = {worker["device"]: worker["pid"] for worker in state["workers"]}
-        assert kept["0"] == before["0"]  # who stays is not restarted
-    assert (state["resizes"], state["failures"]) == (4, 0)
 
-    for odd in (-4092, 0):
-        with pytest.raises(LaunchError, match="a job needs at least one device"):
-            control.ask(JobFolder.of(job.id), ResizeJob(odd))
-    refused = vf("resize", job.id, "5")
-    assert refused.returncode == 2
-    assert "4 virtual nodes" in refused.stderr
-    assert "step 1 " in vf("logs", job.id).stdout
-    shown = vf("status", job.id).stdout  # on a narrow screen
-    assert job.id in shown
-    assert "RUNNING" in shown
+@pytest.mark.parametrize(
+    ("devices", "reason"),
+    [("-4092", "a job needs at least one device"), ("0", "a job needs at least one device"), ("5", "4 virtual nodes")],
+)
+def test_a_size_that_can_not_be_is_refused(stopped: Seen, devices: str, reason: str) -> None:
+    assert reason in stopped.outputs[devices][1]
 
-    stopped = vf("stop", job.id, "--checkpoint")
-    assert stopped.returncode == 0, stopped.stderr
-    state = job.status()
-    assert state["state"] == "CANCELLED"
-    assert state["step"] < STEPS
-    for options, what in (
-        (["train.py"], "the script"),
-        (["--audit"], "--audit"),
-        (["--threads-per-device", "2"], "--th"),
-    ):
-        code, told = said("run", "--resume", job.id, *options)
-        assert code == 2
-        assert what in told
-    assert job.finish("--devices", "3") == calm
-    assert len(json.loads((job.path / "job.json").read_text())["devices"]) == 3
-    job.assert_no_step_was_lost_or_done_twice()
-    state = job.status()
-    assert (state["state"], state["resizes"]) == ("DONE", 4)
-    assert said("logs", job.id)[1].splitlines()[-1] == calm
-    assert "there is nothing left to do" in said("run", "--resume", job.id)[1]
-    assert vf("clean").stdout.startswith("nothing to remove")  # it has ended just now
-    assert vf("clean", "--older-than", "0", "--yes").stdout.endswith(f"removed job {job.id}\n")
-    assert said("status", "--json") == (0, "[]\n")
+
+def test_a_job_that_is_stopped_has_not_come_to_its_end(stopped: Seen) -> None:
+    assert stopped.outputs["stop"][0] == 0
+    assert stopped.status["state"] == "CANCELLED"
+    assert stopped.status["step"] < STEPS
+
+
+@pytest.mark.parametrize("options", OTHER_JOBS)
+def test_a_job_is_not_resumed_as_another_one(resumed: Seen, options: str) -> None:
+    code, words = resumed.outputs[options]
+    assert (code, OTHER_JOBS[options] in words) == (2, True), words
+
+
+def test_a_job_that_was_resized_stopped_and_resumed_ends_as_if_nothing_had_happened(
+    shared_home: Path, resumed: Seen, calm: str
+) -> None:
+    assert resumed.outputs["finish"][1] == calm
+    with at_home(shared_home):
+        resumed.job.assert_no_step_was_lost_or_done_twice()
+
+
+def test_what_was_counted_before_a_stop_counts_after_it_and_the_new_devices_are_kept(
+    shared_home: Path, resumed: Seen
+) -> None:
+    assert (resumed.status["state"], resumed.status["resizes"]) == ("DONE", 4)
+    with at_home(shared_home):
+        assert len(JobFolder.of(resumed.job.id).spec().devices) == 3
+
+
+def test_the_log_of_a_job_that_has_ended_ends_with_its_last_line(resumed: Seen, calm: str) -> None:
+    assert resumed.outputs["logs"][1].splitlines()[-1] == calm
+
+
+def test_a_job_that_has_ended_can_not_be_resumed(resumed: Seen) -> None:
+    assert "so it can't be resumed" in resumed.outputs["again"][1]
+
+
+def test_a_job_that_has_just_ended_is_cleaned_only_if_that_is_said(shared_home: Path, resumed: Seen) -> None:
+    with at_home(shared_home):
+        assert run_verb("clean")[1].startswith("nothing to remove")
+        assert run_verb("clean", "--older-than", "0", "--yes")[1].endswith(f"removed job {resumed.job.id}\n")
+        assert run_verb("status", "--json") == (0, "[]\n")
 
 
 def test_a_killed_coordinator_leaves_no_process_and_a_checkpoint_of_that_very_step(
@@ -194,16 +330,16 @@ def test_a_killed_coordinator_leaves_no_process_and_a_checkpoint_of_that_very_st
     family = descendants(job.coordinator)
     assert len(family) >= 1 + 2  # fork server, workers
     os.kill(job.coordinator, signal.SIGKILL)
-    wait_for_end(family, 15)
+    wait_for_end(family)
     (checkpoint,) = job.path.glob("checkpoints/*")
     assert checkpoint.name == f"step-{len(job.steps):09d}.pt"
     state = job.status()
     assert state["state"] == "FAILED"
     assert "coordinator is gone" in state["reason"]
-    told = said("status", job.id)[1]
-    assert "FAILED" in told
-    assert "coordinator is gone" in told
-    assert f"`vf run --resume {job.id}` goes on from step {len(job.steps)}" in told
+    text = run_verb("status", job.id)[1]
+    assert "FAILED" in text
+    assert "coordinator is gone" in text
+    assert f"`vf run --resume {job.id}` goes on from step {len(job.steps)}" in text
     assert job.finish() == calm
     job.assert_no_step_was_lost_or_done_twice()
 
@@ -213,27 +349,27 @@ def test_a_coordinator_that_is_told_to_go_leaves_a_checkpoint(start: Callable[..
     job.until_step(3)
     family = descendants(job.coordinator)
     os.kill(job.coordinator, signal.SIGTERM)
-    wait_for_end([job.coordinator, *family], 30)
+    wait_for_end([job.coordinator, *family])
     assert job.status()["state"] == "CANCELLED"
     assert (job.path / "checkpoints" / f"step-{len(job.steps):09d}.pt").exists()
     # In the background again: at once, it is known to be starting.
     resumed = vf("run", "--resume", job.id, "--detach")
     assert resumed.returncode == 0, resumed.stderr
     assert job.status()["state"] in ("STARTING", "RUNNING")
-    worker = job.until(lambda state: state["state"] == "RUNNING")["workers"][1]["pid"]
+    worker = job.until(lambda state: state.state == "RUNNING").workers[1].pid
     # A worker that is told to go leaves, and the job goes on without it.
     os.kill(worker, signal.SIGTERM)
-    state = job.until(lambda state: state["state"] == "RUNNING" and len(state["workers"]) == 1)
-    wait_for_end([worker], 15)
-    assert (state["workers"][0]["virtual_nodes"], state["failures"]) == ([0, 1, 2, 3], 0)
+    state = job.until(lambda state: state.state == "RUNNING" and len(state.workers) == 1)
+    wait_for_end([worker])
+    assert (state.workers[0].virtual_nodes, state.failures) == ((0, 1, 2, 3), 0)
     job.let_go()
-    job.until(lambda state: state["state"] == "DONE")
-    assert said("logs", job.id)[1].splitlines()[-1] == calm
+    job.until(lambda state: state.state == "DONE")
+    assert run_verb("logs", job.id)[1].splitlines()[-1] == calm
     assert [event.cause for event in job.events if isinstance(event, Regrouped)] == ["resize"]
     job.assert_no_step_was_lost_or_done_twice()
 
 
-def said(*arguments: str) -> tuple[int, str]:
+def run_verb(*arguments: str) -> tuple[int, str]:
     """The exit code and the words of a verb, called in this process because there are so many of them."""
     words = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(words), redirect_stderr(words):
@@ -245,73 +381,114 @@ def said(*arguments: str) -> tuple[int, str]:
     return int(end.value.code or 0), words.getvalue()
 
 
-def all_say(job: str) -> dict[str, tuple[int, str]]:
+def run_all_verbs(job: str) -> dict[str, tuple[int, str]]:
     """What every verb says about a job."""
     return {
-        "status": said("status", job),
-        "status --json": said("status", job, "--json"),
-        "logs": said("logs", job),
-        "clean": said("clean", job),
-        "resize 9": said("resize", job, "9"),
-        "resize 0": said("resize", job, "0"),
-        "resume": said("run", "--resume", job),
-        "timeline": said("timeline", job, "-o", "timeline.png"),
-        "verify": said("verify", job, job),
+        "status": run_verb("status", job),
+        "status --json": run_verb("status", job, "--json"),
+        "logs": run_verb("logs", job),
+        "clean": run_verb("clean", job),
+        "resize 9": run_verb("resize", job, "9"),
+        "resize 0": run_verb("resize", job, "0"),
+        "resume": run_verb("run", "--resume", job),
+        "timeline": run_verb("timeline", job, "-o", "timeline.png"),
+        "verify": run_verb("verify", job, job),
     }
 
 
-def test_every_verb_has_a_clear_answer_whatever_the_job_is_doing(
-    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@dataclass(frozen=True)
+class Answers:
+    """What every verb has said of one job, state after state."""
+
+    starting: dict[str, tuple[int, str]]
+    resizing: dict[str, tuple[int, str]]
+    running: dict[str, tuple[int, str]]
+    stopping: dict[str, tuple[int, str]]
+    resized_early: tuple[str, ...]  # to what the resize led that was asked for before there was a Trainer
+    overtaken: tuple[str, str]  # what the waiting one of two resizes says, and the later one
+    stop: str
+    ended: dict[str, tuple[int, str]]
+    job_id: str
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    folder = tmp_path_factory.mktemp("answers")
+    with starting(folder) as one, at_home(folder / "vf-home"), contextlib.chdir(folder):
+        job = one("--devices", "2", hold="hold-starting")
+        while_starting = run_all_verbs(job.id)
+
+        job.hold("hold-joining")
+        job.hold("slow")
+        job.let_go("hold-starting")
+        early = job.until(lambda state: state.state == "RESIZING").wanted
+        job.until_step(1)
+        while_resizing = run_all_verbs(job.id)
+        waiting = subprocess.Popen([*VF, "resize", job.id, "3", "--wait"], stderr=subprocess.PIPE, text=True)
+        job.until(lambda state: len(state.wanted) == 3)
+        later = run_verb("resize", job.id, "2")[1]
+        job.until(lambda state: state.state == "RUNNING")
+        overtaken = waiting.communicate(timeout=120)[1], later
+        while_running = run_all_verbs(job.id)
+
+        job.hold("hold-step")
+        stopping = subprocess.Popen([*VF, "stop", job.id, "--checkpoint"], stdout=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 120
+        while "is being stopped" not in run_verb("resize", job.id, "2")[1]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        while_stopping = run_all_verbs(job.id)
+        job.let_go("hold-step")
+        stop = stopping.communicate(timeout=120)[0]
+        ended = {"resize": run_verb("resize", job.id, "2"), "stop": run_verb("stop", job.id)}
+        states = while_starting, while_resizing, while_running, while_stopping
+        return Answers(*states, early, overtaken, stop, ended, job.id)
+
+
+@pytest.mark.parametrize(
+    ("when", "state"),
+    [("starting", "STARTING"), ("resizing", "RESIZING"), ("running", "RUNNING"), ("stopping", "RUNNING")],
+)
+def test_every_verb_has_a_clear_answer_whatever_the_job_is_doing(answers: Answers, when: str, state: str) -> None:
+    outputs = getattr(answers, when)
+    assert outputs["status"][0] == 0
+    assert state in outputs["status"][1]
+    assert json.loads(outputs["status --json"][1])["state"] == state
+    assert outputs["logs"][0] == 0
+    for verb, message in (("clean", "is running"), ("resume", "is running"), ("resize 0", "at least one device")):
+        assert outputs[verb][0] == 2
+        assert message in outputs[verb][1]
+
+
+def test_a_resize_that_comes_before_the_trainer_becomes_one_to_as_many_devices_as_there_is_work_for(
+    answers: Answers,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    job = start("--devices", "2", hold="hold-starting")
-    told = all_say(job.id)
-    assert_it_runs(told, "STARTING")
-    assert told["resize 9"][0] == 0  # nobody knows yet how many virtual nodes there are
-    assert told["timeline"][0] == told["verify"][0] == 2
+    assert answers.starting["resize 9"][0] == 0  # nobody knows yet how many virtual nodes there are
+    assert answers.resized_early == ("0", "1", "2", "3")
+    assert "at most that many devices, not 9" in answers.resizing["resize 9"][1]
 
-    job.hold("hold-joining")
-    job.hold("slow")
-    job.let_go("hold-starting")
-    # The resize that came too early has become one to as many devices as there is work for.
-    assert job.until(lambda state: state["state"] == "RESIZING")["wanted"] == ["0", "1", "2", "3"]
-    job.until_step(1)
-    told = all_say(job.id)
-    assert_it_runs(told, "RESIZING")
-    assert "at most that many devices, not 9" in told["resize 9"][1]
-    waiting = subprocess.Popen([*VF, "resize", job.id, "3", "--wait"], stderr=subprocess.PIPE, text=True)
-    job.until(lambda state: len(state["wanted"]) == 3)
-    code, text = said("resize", job.id, "2")
-    assert (code, text.startswith(f"job {job.id} goes from ")) == (0, True), text
-    job.until(lambda state: state["state"] == "RUNNING")
-    assert "is to run on 2 devices by now, not on 3" in waiting.communicate(timeout=60)[1]
-    told = all_say(job.id)
-    assert_it_runs(told, "RUNNING")
-    assert told["timeline"][0] == told["verify"][0] == 0
 
-    job.hold("hold-step")
-    stopping = subprocess.Popen([*VF, "stop", job.id, "--checkpoint"], stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while "is being stopped" not in said("resize", job.id, "2")[1]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert_it_runs(all_say(job.id), "RUNNING")
-    job.let_go("hold-step")
-    assert stopping.communicate(timeout=60)[0].startswith(f"job {job.id} has ended\n`vf run --resume {job.id}` goes on")
+def test_a_job_can_be_drawn_and_verified_once_it_has_made_its_trainer(answers: Answers) -> None:
+    assert [answers.starting[verb][0] for verb in ("timeline", "verify")] == [2, 2]
+    assert [answers.running[verb][0] for verb in ("timeline", "verify")] == [0, 0]
 
-    assert job.status()["state"] == "CANCELLED"
-    for verb in (["resize", job.id, "2"], ["stop", job.id]):
-        assert said(*verb) == (2, f"error: job {job.id} is not running: its state is CANCELLED\n")
-    for name, (code, text) in all_say("no-such-job").items():
+
+def test_who_waits_for_a_resize_learns_that_a_later_one_has_taken_its_place(answers: Answers) -> None:
+    waiting, later = answers.overtaken
+    assert "is to run on 2 devices by now, not on 3" in waiting
+    assert later.startswith(f"job {answers.job_id} goes from "), later
+
+
+def test_a_stop_says_how_the_job_goes_on(answers: Answers) -> None:
+    assert answers.stop.startswith(f"job {answers.job_id} has ended\n`vf run --resume {answers.job_id}` goes on")
+
+
+def test_a_job_that_has_ended_can_be_neither_resized_nor_stopped(answers: Answers) -> None:
+    refused = (2, f"error: job {answers.job_id} is not running: its state is CANCELLED\n")
+    assert answers.ended == {"resize": refused, "stop": refused}
+
+
+def test_every_verb_says_that_there_is_no_such_job() -> None:
+    for name, (code, text) in run_all_verbs("no-such-job").items():
         assert code == 2, name
         assert "there is no job 'no-such-job'" in text or "no run 'no-such-job'" in text or name == "resize 0"
-
-
-def assert_it_runs(told: dict[str, tuple[int, str]], state: str) -> None:
-    assert told["status"][0] == 0
-    assert state in told["status"][1]
-    assert json.loads(told["status --json"][1])["state"] == state
-    assert told["logs"][0] == 0
-    for verb, message in (("clean", "is running"), ("resume", "is running"), ("resize 0", "at least one device")):
-        assert told[verb][0] == 2
-        assert message in told[verb][1]

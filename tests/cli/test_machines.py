@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 
 from tests.cli.test_mixed import TRAIN, refused
 from tests.hosts import hosts
-from tests.job.test_join import free_port
+from tests.ports import free_port
 from virtualflow.cli.main import app
+
+pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
 
 VF = [sys.executable, "-m", "virtualflow.cli.main"]
 
@@ -45,7 +47,7 @@ def join(address: str) -> list[str]:
 
 
 def wait_for(text: str, log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while text not in log.read_text():
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
@@ -74,7 +76,7 @@ def test_communication_is_measured_for_each_number_of_machines(folder: Path, vf_
         ]
         try:
             assert [guest.wait(100) for guest in guests] == [0, 0], log.read_text()
-            assert profiling.wait(60) == 0, log.read_text()
+            assert profiling.wait(100) == 0, log.read_text()
         finally:
             for guest in guests:
                 guest.kill()
@@ -90,8 +92,8 @@ def test_communication_is_measured_for_each_number_of_machines(folder: Path, vf_
 def test_machines_that_do_not_come_are_not_waited_for_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     command = profile(f"127.0.0.1:{free_port()}", 2, "--minutes", "0.05")
-    told = refused(*command[len(VF) :])
-    assert told.startswith("1 of 2 machines took part: 127.0.0.1. Run `vf join")
+    message = refused(*command[len(VF) :])
+    assert message.startswith("1 of 2 machines took part: 127.0.0.1. Run `vf join")
 
 
 def test_an_interruption_ends_both_sides(folder: Path) -> None:
@@ -101,6 +103,6 @@ def test_an_interruption_ends_both_sides(folder: Path) -> None:
         with started(join(address), folder, folder / "guest") as guest:
             wait_for("waiting for 1 of 3", log)
             os.kill(profiling.pid, signal.SIGINT)
-            assert profiling.wait(30) == 128 + signal.SIGINT
-            assert guest.wait(30) == 0, (folder / "guest").read_text()
+            assert profiling.wait(100) == 128 + signal.SIGINT
+            assert guest.wait(100) == 0, (folder / "guest").read_text()
     assert "interrupted" in log.read_text()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_jobs import said
+from tests.cli.test_jobs import run_verb
 from tests.cli.test_run import VF
 from tests.manager.managed import Managed, Service, until
 from virtualflow.cli.screen import screen, visible
@@ -43,24 +43,29 @@ def failing(folder: Path, text: str = EVIL) -> Path:
 def plain(*words: str) -> str:
     """What a verb says: whatever it is, it holds no orders, and it is no traceback of ours."""
     done = subprocess.run([*VF, *words], capture_output=True, text=True, timeout=120, check=False)
-    told = done.stdout + done.stderr
-    assert not NO_ORDERS.search(told), told
-    assert "MarkupError" not in told, told
-    return told
+    output = done.stdout + done.stderr
+    assert not NO_ORDERS.search(output), output
+    assert "MarkupError" not in output, output
+    return output
 
 
 def test_no_verb_obeys_what_a_job_says(service: Service, tmp_path: Path) -> None:
     script = failing(tmp_path)
-    told = plain("submit", "--wait", str(script), EVIL)  # its failure is printed
-    assert MARKUP in told
-    job = Managed(service, told.split()[1], tmp_path)
+    output = plain("submit", "--wait", str(script), EVIL)  # its failure is printed
+    assert MARKUP in output
+    job = Managed(service, output.split()[1], tmp_path)
     for words in (["queue"], ["describe", job.id], ["status", job.id]):
-        told = plain(*words)
-        assert job.id in told
-        assert "ValueError: [/bold] [red]x[/red]" in re.sub(r"\s+", " ", told), words
+        output = plain(*words)
+        assert job.id in output
+        assert "ValueError: [/bold] [red]x[/red]" in re.sub(r"\s+", " ", output), words
     assert "\\x1b[31m/[/bold]\\x1b[1m.py" in re.sub(r"\s+", "", plain("describe", job.id))
     for words in (["status"], ["devices"], ["queue", "--json"], ["describe", job.id, "--json"], ["status", "--json"]):
         plain(*words)
+    service.kill()
+    for records in (service.home / "cluster").glob("jobs.sqlite*"):
+        records.unlink()
+    assert "ValueError: [/bold]" in re.sub(r"\s+", " ", plain("cluster", "orphans"))  # as which it is listed now
+    plain("cluster", "orphans", "--json")
 
 
 def test_no_verb_obeys_what_it_was_told(service: Service, tmp_path: Path) -> None:
@@ -90,8 +95,8 @@ def test_no_verb_obeys_what_it_was_told(service: Service, tmp_path: Path) -> Non
 
 
 def test_a_run_that_fails_tells_it_as_it_is(tmp_path: Path) -> None:
-    told = plain("run", "--no-progress", str(failing(tmp_path, "[/bold] and [red]x")))
-    assert "ValueError: [/bold] and [red]x" in told
+    output = plain("run", "--no-progress", str(failing(tmp_path, "[/bold] and [red]x")))
+    assert "ValueError: [/bold] and [red]x" in output
 
 
 @pytest.mark.parametrize("verb", ["queue", "status"])
@@ -142,4 +147,4 @@ def test_an_argument_that_is_no_text_does_not_break_the_queue(service: Service, 
         capture_output=True, timeout=120, check=False,
     )  # fmt: skip
     assert b"Traceback" not in done.stderr
-    assert said("queue")[0] == 0
+    assert run_verb("queue")[0] == 0

@@ -11,6 +11,8 @@ from tests.cli.test_run import vf
 from virtualflow.events import STREAM, Evaluated, EventLog, Regrouped, StepDone
 from virtualflow.job.folder import JobFolder
 
+pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
+
 
 def test_scalars_come_by_step(vf_home: Path, tmp_path: Path) -> None:
     records = pytest.importorskip("tensorboardX.proto.event_pb2")
@@ -21,7 +23,7 @@ def test_scalars_come_by_step(vf_home: Path, tmp_path: Path) -> None:
     for step in range(3):
         log.write(StepDone(step, 0, 1.5 - step, "", None, "", "", examples=8, seconds=0.5, attempts=1))
     log.write(Regrouped(1, 2, "resize", ["0", "1"], ["1"], [], ["0", "1"], {"form group": 20.0, "move state": 5.0}))
-    log.write(Evaluated(3, 0.75))
+    log.write(Evaluated(3, 0.75, "accuracy"))
     done = vf("tensorboard", "job", "-o", str(tmp_path / "board"))
     assert done.returncode == 0, done.stderr
     (file,) = (tmp_path / "board" / "job").iterdir()
@@ -38,7 +40,7 @@ def test_scalars_come_by_step(vf_home: Path, tmp_path: Path) -> None:
         ],
         ("devices", 2, 2),
         ("pause_in_ms", 2, 25),
-        ("evaluated", 3, 0.75),
+        ("accuracy", 3, 0.75),
     ]
 
 

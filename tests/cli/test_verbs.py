@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from tests.train.small import make, regression, train
+from virtualflow.cli.help import PANEL_OF, ScriptCommand
 from virtualflow.cli.main import app
-from virtualflow.core.certificate import Certificate, compare
 from virtualflow.errors import VirtualFlowError
 from virtualflow.events import StepDone, read_events
+from virtualflow.events.certificate import Certificate, compare
 from virtualflow.train import solo
 
 runner = CliRunner()
 
 
-def invoke(*arguments: str, code: int = 0) -> str:
-    result = runner.invoke(app, list(arguments), env={"COLUMNS": "200", "TERM": "dumb"})
+def invoke(*arguments: str, code: int = 0, columns: int = 200) -> str:
+    result = runner.invoke(app, list(arguments), env={"COLUMNS": str(columns), "TERM": "dumb"})
     assert result.exit_code == code, result.output
     return result.output
 
@@ -32,6 +37,39 @@ def test_help_reads_well() -> None:
         assert verb in text
     assert "same bits" in text
     assert "--all-output" in invoke("run", "--help")
+
+
+def all_commands(group: TyperGroup, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from all_commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_help_fits_80_columns_and_cuts_no_option() -> None:
+    for path, command in all_commands(typer.main.get_command(app)):
+        text = invoke(*path, "--help", columns=80)
+        assert max(map(len, text.splitlines())) <= 80, path
+        words = set(re.findall(r"[\w-]+", text))
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert {*parameter.opts, *parameter.secondary_opts} <= words, path
+
+
+def test_help_shows_no_type_for_an_option_that_takes_no_value() -> None:
+    for path, _ in all_commands(typer.main.get_command(app)):
+        assert "<bool>" not in invoke(*path, "--help"), path
+
+
+def test_the_panels_of_options_name_options_that_exist() -> None:
+    known = {
+        parameter.name
+        for _, command in all_commands(typer.main.get_command(app))
+        if isinstance(command, ScriptCommand)
+        for parameter in command.params
+    }
+    assert set(PANEL_OF) <= known
 
 
 def test_explain_shows_mapping_waves_and_shards() -> None:
@@ -64,11 +102,11 @@ def test_doctor_tells_what_is_there() -> None:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+def run() -> Any:
     """Runs a job of its own."""
 
     def one(**options: Any) -> Path:
-        monkeypatch.setattr(solo, "_solo", None)
+        solo.start_over()
         trainer = make(**options)
         train(trainer, regression(), epochs=2)
         assert trainer.events_path is not None
@@ -134,3 +172,16 @@ def test_verify_names_the_settings_of_the_optimizer_that_differ(run: Any) -> Non
     other = replace(one, facts=one.facts | {"optimizer": one.facts["optimizer"] | {"lr": "0.2"}})
     assert compare(one, other).facts == ("the optimizer's lr: 0.1 and 0.2",)
     assert compare(one, replace(one, facts={**one.facts, "optimizer": None})).facts == ()
+
+
+def test_explain_shows_the_grid_of_a_model_in_stages() -> None:
+    words = ("explain", "--devices", "3", "--batch-size", "8", "--virtual-nodes", "4", "--stages", "3", "--json")
+    report = json.loads(invoke(*words))
+    assert report["grid"] == [["0"] * 4, ["1"] * 4, ["2"] * 4]
+    assert [row["peak_activations"] for row in report["cells"]] == [3, 2, 1]
+    assert [row["bubble"] for row in report["cells"]] == [0.3333] * 3
+    assert report["at_risk"] == []
+    by_hand = json.loads(invoke(*words, "--mapping", "0,0,1,1/0,0,1,1/2,2,2,2", "--copies", "1"))
+    assert by_hand["grid"][2] == ["2"] * 4
+    assert by_hand["at_risk"] == [2]
+    assert "node 3" in invoke(*words[:-1])

@@ -20,8 +20,8 @@ def assignment(devices: str = "V100:4", *, restarts: bool = False) -> Assignment
     return Assignment(Placement(parse_pools(devices)), Profiled(), restarts=restarts)
 
 
-def state(name: str, demand: int = 2, min_devices: int = 1) -> ScheduledJob:
-    return ScheduledJob(Job(name, 0.0, demand, 100.0, min_devices=min_devices))
+def state(name: str, demand: int = 2, min: int = 1) -> ScheduledJob:
+    return ScheduledJob(Job(name, 0.0, demand, 100.0, min=min))
 
 
 def v100(*numbers: int) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def test_a_job_that_asks_for_fewer_gives_up_the_rest_at_once() -> None:
 def test_a_job_that_needs_more_than_it_has_gives_up_all() -> None:
     some, a = assignment(), state("a", 4)
     some.apply(0.0, [(a, Grant.of(2))])
-    assert some.ask_for(1.0, a, replace(a.job, min_devices=3)) == [SuspendJob("a")]
+    assert some.ask_for(1.0, a, replace(a.job, min=3)) == [SuspendJob("a")]
 
 
 def test_a_job_goes_on_without_a_lost_device() -> None:
@@ -116,7 +116,7 @@ def test_a_job_goes_on_without_a_lost_device() -> None:
 
 
 def test_a_job_left_with_less_than_its_minimum_waits_and_its_other_devices_are_free() -> None:
-    some, a = assignment(), state("a", 2, min_devices=2)
+    some, a = assignment(), state("a", 2, min=2)
     some.apply(0.0, [(a, Grant.of(2))])
     assert some.lose(1.0, v100(1)) == [SuspendJob("a")]
     assert some.placement.free == {"V100": 3}
@@ -129,15 +129,15 @@ def test_an_adopted_job_keeps_its_devices_without_an_action() -> None:
     assert some.placement.free == {"V100": 2}
 
 
-def test_a_guest_takes_no_free_devices() -> None:
-    some, host, guest = assignment(), state("host"), state("guest", 1)
+def test_a_co_located_job_takes_no_free_devices() -> None:
+    some, host, beside = assignment(), state("host"), state("beside", 1)
     some.apply(0.0, [(host, Grant.of(2))])
-    actions = some.apply(1.0, [(guest, Grant({"V100": 1}, beside="host"))])
-    assert actions == [StartJob("guest", v100(0), host="host")]
+    actions = some.apply(1.0, [(beside, Grant({"V100": 1}, beside="host"))])
+    assert actions == [StartJob("beside", v100(0), host="host")]
     assert some.placement.free == {"V100": 2}
 
 
-def test_two_guests_are_never_on_the_same_device() -> None:
+def test_two_co_located_jobs_are_never_on_the_same_device() -> None:
     some, host, one, two = assignment(), state("host"), state("one", 1), state("two", 1)
     some.apply(0.0, [(host, Grant.of(2))])
     some.apply(1.0, [(one, Grant({"V100": 1}, beside="host")), (two, Grant({"V100": 1}, beside="host"))])
@@ -146,10 +146,10 @@ def test_two_guests_are_never_on_the_same_device() -> None:
         some.apply(2.0, [(state("three", 1), Grant({"V100": 1}, beside="host"))])
 
 
-def test_when_a_host_ends_its_guest_has_the_device_to_itself() -> None:
-    some, host, guest = assignment(), state("host"), state("guest", 1)
+def test_when_a_host_ends_a_co_located_job_has_the_device_to_itself() -> None:
+    some, host, beside = assignment(), state("host"), state("beside", 1)
     some.apply(0.0, [(host, Grant.of(2))])
-    some.apply(1.0, [(guest, Grant({"V100": 1}, beside="host"))])
-    assert some.end(2.0, host) == [ReallocateJob("guest", v100(0))]
-    assert guest.host is None
+    some.apply(1.0, [(beside, Grant({"V100": 1}, beside="host"))])
+    assert some.end(2.0, host) == [ReallocateJob("beside", v100(0))]
+    assert beside.host is None
     assert some.placement.free == {"V100": 3}

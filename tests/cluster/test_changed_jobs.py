@@ -34,7 +34,7 @@ def changed(before: Job, **facts: float) -> Job:
 def test_a_running_job_that_asks_for_less_gives_up_the_rest_at_once(policy: str) -> None:
     brain = scheduler(registry.make(policy))
     first, second = job("first", 4), job("second", 3, 1.0)
-    brain.handle(JobArrived(0.0, dataclasses.replace(first, min_devices=4)))
+    brain.handle(JobArrived(0.0, dataclasses.replace(first, min=4)))
     assert brain.handle(JobArrived(1.0, second)) == []
     assert brain.handle(JobChanged(2.0, changed(first, demand=1))) == [
         ReallocateJob("first", devices(0), restart=brain.policy.restarts),
@@ -112,15 +112,15 @@ def test_jobs_that_are_found_may_not_share_a_device() -> None:
 @pytest.mark.parametrize("policy", ALL)
 def test_a_job_waits_rather_than_run_on_fewer_than_its_least(policy: str) -> None:
     brain = scheduler(registry.make(policy))
-    brain.handle(JobArrived(0.0, dataclasses.replace(job("first", 3), min_devices=3)))
-    assert brain.handle(JobArrived(1.0, dataclasses.replace(job("second", 2, 1.0), min_devices=2))) == []
+    brain.handle(JobArrived(0.0, dataclasses.replace(job("first", 3), min=3)))
+    assert brain.handle(JobArrived(1.0, dataclasses.replace(job("second", 2, 1.0), min=2))) == []
     actions = brain.handle(JobEnded(2.0, "first"))
     assert [action.job_id for action in actions if isinstance(action, StartJob)] == ["second"]
 
 
 def test_a_job_that_loses_more_than_it_can_spare_waits() -> None:
     brain = scheduler(registry.make("wfs"), "V100:2")
-    brain.handle(JobArrived(0.0, dataclasses.replace(job("only", 2), min_devices=2)))
+    brain.handle(JobArrived(0.0, dataclasses.replace(job("only", 2), min=2)))
     actions = brain.handle(DevicesLost(1.0, devices(0)))
     assert actions[-1] == SuspendJob("only")
     assert brain.snapshot().idle == 1

@@ -132,7 +132,8 @@ def test_finish_time_fairness_is_the_smallest_ratio_that_can_be_reached(
     alone = elapsed + alone
     found = min_max_ratio(program, elapsed, work, alone)
     check(program, found.shares)
-    assert worst_ratio(program, found.shares, elapsed, work, alone) == pytest.approx(found.objective, rel=1e-5)
+    # The shares hold their limits up to the solver's tolerance, and what is left of a little job feels that most.
+    assert worst_ratio(program, found.shares, elapsed, work, alone) == pytest.approx(found.objective, rel=1e-4)
     assert found.objective == pytest.approx(smallest_ratio(program, elapsed, work, alone), rel=1e-6)
 
 

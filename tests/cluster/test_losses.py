@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.cluster.test_scheduler import devices, job, scheduler
 from virtualflow.cluster.job import Job
@@ -89,6 +91,18 @@ def test_all_devices_may_be_lost_and_come_back(policy: str) -> None:
     assert sum(driven.counts().values()) == 4
 
 
+@pytest.mark.parametrize("policy", GAVEL)
+def test_who_waits_for_lost_devices_is_not_looked_at_again_and_again_at_one_moment(policy: str) -> None:
+    brain = Driven(policy, options=Options(compat="gavel")).brain
+    brain.handle(DevicesLost(0.0, devices(0, 1, 2, 3)))
+    wakes, now = brain.handle(JobArrived(10.0, made("waits", 2))), 10.0
+    while wakes:
+        assert wakes[0].seconds > now  # type: ignore[union-attr]
+        now = wakes[0].seconds  # type: ignore[union-attr]
+        wakes = brain.handle(Woken(now))
+    assert brain.handle(DevicesJoined(now + 1.0, devices(0, 1, 2, 3)))[0] == StartJob("waits", devices(0, 1))
+
+
 @pytest.mark.parametrize("policy", ALL)
 def test_a_jobs_only_type_may_be_lost_and_the_others_go_on(policy: str) -> None:
     driven = Driven(policy, "V100:2,K80:2")
@@ -153,7 +167,7 @@ def test_a_raised_demand_is_shared_anew(rounding: str) -> None:
 def test_a_minimum_that_cannot_be_met_holds_nobody_up(policy: str) -> None:
     driven = Driven(policy)
     driven.tell(DevicesLost(0.0, devices(3)))
-    driven.tell(JobArrived(0.0, made("greedy", 4, min_devices=4, priority=9)))
+    driven.tell(JobArrived(0.0, made("greedy", 4, min=4, priority=9)))
     driven.tell(JobArrived(0.0, made("modest", 1)))
     assert driven.counts() == {"greedy": 0, "modest": 1}
     driven.tell(JobEnded(0.0, "modest"), DevicesJoined(0.0, devices(3)))
@@ -164,7 +178,7 @@ def test_a_minimum_that_cannot_be_met_holds_nobody_up(policy: str) -> None:
 def test_of_two_types_one_alone_may_not_meet_a_minimum(policy: str) -> None:
     """Those that mix types put it on both; the others let it wait, and nobody waits with it."""
     driven = Driven(policy, "V100:2,K80:2")
-    driven.tell(JobArrived(0.0, made("greedy", 3, min_devices=3, priority=9)), JobArrived(0.0, made("modest", 1)))
+    driven.tell(JobArrived(0.0, made("greedy", 3, min=3, priority=9)), JobArrived(0.0, made("modest", 1)))
     found = driven.counts()
     assert found["greedy"] in (0, 3)
     assert found["modest"] == 1
@@ -173,8 +187,8 @@ def test_of_two_types_one_alone_may_not_meet_a_minimum(policy: str) -> None:
 @pytest.mark.parametrize("policy", [*ELASTIC, *STATIC])
 def test_a_job_that_waits_for_its_minimum_is_not_passed_for_ever(policy: str) -> None:
     brain = scheduler(registry.make(policy))
-    brain.handle(JobArrived(0.0, replace(job("runs", 3), min_devices=3)))
-    assert brain.handle(JobArrived(1.0, replace(job("waits", 4, 1.0, priority=1.0), min_devices=4))) == []
+    brain.handle(JobArrived(0.0, replace(job("runs", 3), min=3)))
+    assert brain.handle(JobArrived(1.0, replace(job("waits", 4, 1.0, priority=1.0), min=4))) == []
     assert brain.handle(JobArrived(2.0, job("small", 1, 2.0))) == []
     started = [action.job_id for action in brain.handle(JobEnded(3.0, "runs")) if isinstance(action, StartJob)]
     assert started == ["waits"]
@@ -186,7 +200,7 @@ def test_a_raised_minimum_counts_for_running_jobs(policy: str) -> None:
     job = made("job", 4)
     driven.tell(DevicesLost(0.0, devices(3)), JobArrived(0.0, job))
     assert driven.counts() == {"job": 3}
-    driven.tell(JobChanged(0.0, replace(job, min_devices=4)))
+    driven.tell(JobChanged(0.0, replace(job, min=4)))
     assert driven.counts() == {"job": 0}
     driven.tell(DevicesJoined(0.0, devices(3)))
     assert driven.counts() == {"job": 4}
@@ -196,17 +210,19 @@ def test_a_raised_minimum_counts_for_running_jobs(policy: str) -> None:
 def test_a_job_that_is_found_on_less_than_its_minimum_waits(policy: str) -> None:
     brain = scheduler(registry.make(policy))
     brain.handle(DevicesLost(0.0, devices(3)))
-    found = JobsRestored(1.0, ((replace(job("greedy", 4), min_devices=4), devices(0, 1)),), (job("modest", 1, 1.0),))
+    found = JobsRestored(1.0, ((replace(job("greedy", 4), min=4), devices(0, 1)),), (job("modest", 1, 1.0),))
     actions = brain.handle(found)
     assert SuspendJob("greedy") in actions
     assert [action.job_id for action in actions if isinstance(action, StartJob)] == ["modest"]
 
 
-def test_a_job_that_fits_only_one_type_is_not_kept_from_it_by_one_of_lower_priority() -> None:
-    driven = Driven("wfs", "V100:2,K80:4")
+@pytest.mark.parametrize("policy", ["wfs", "sjf", "srtf"])
+def test_a_job_that_fits_only_one_type_is_not_kept_from_it_by_one_of_lower_priority(policy: str) -> None:
+    driven = Driven(policy, "V100:2,K80:4")
     driven.tell(JobArrived(0.0, made("low", 2)))
     assert driven.brain.jobs["low"].counts == {"V100": 2}
-    actions = driven.tell(JobArrived(1.0, made("high", 2, "narrow", priority=10)))
+    high = replace(made("high", 2, "narrow", priority=10), steps=1e5)  # and shorter
+    actions = driven.tell(JobArrived(1.0, high))
     assert actions == [ReallocateJob("low", ("K80:0", "K80:1")), StartJob("high", devices(0, 1))]
 
 
@@ -230,3 +246,63 @@ def test_who_waits_for_one_type_does_not_hold_up_those_that_can_use_another() ->
     driven.tell(JobArrived(0.0, made("runs", 1, "narrow")), JobArrived(1.0, made("waits", 1, "narrow")))
     assert driven.tell(JobArrived(2.0, made("wide", 4))) == [StartJob("wide", ("K80:0", "K80:1", "K80:2", "K80:3"))]
     assert driven.counts() == {"runs": 1, "waits": 0, "wide": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [({"priority": 3.0}, {"first": 4, "second": 0}), ({"demand": 1, "virtual_nodes": 0}, {"first": 1, "second": 3})],
+)
+def test_a_job_that_was_changed_while_it_was_away_has_no_old_claims(
+    changes: dict[str, float], counts: dict[str, int]
+) -> None:
+    brain = Driven("wfs")
+    first, second = made("first", 4), made("second", 4)
+    brain.tell(JobArrived(0.0, first), JobArrived(0.0, second), JobEnded(0.0, "second"), JobEnded(0.0, "first"))
+    brain.tell(JobArrived(0.0, replace(first, **changes)))  # type: ignore[arg-type]
+    brain.tell(JobArrived(0.0, second))
+    assert brain.counts() == counts
+
+
+@pytest.mark.parametrize("policy", GAVEL)
+def test_a_gavel_job_that_comes_back_within_a_round_is_granted_what_it_asks_for_now(policy: str) -> None:
+    driven = Driven(policy)
+    job = made("only", 4)
+    driven.tell(JobArrived(0.0, job))
+    driven.tell(JobEnded(0.0, "only"), JobArrived(0.0, replace(job, demand=1, virtual_nodes=0)))
+    assert driven.counts() == {"only": 1}
+
+
+@pytest.mark.parametrize("policy", WEIGHTED)
+def test_a_device_that_comes_and_goes_keeps_no_gavel_job_from_its_turn(policy: str) -> None:
+    brain = Driven(policy).brain
+    for name in ("first", "second"):
+        brain.handle(JobArrived(0.0, made(name, 3)))  # one of them at a time
+    for number in range(1, 21):
+        brain.handle(Woken(360.0 * number))
+        brain.handle((DevicesLost if number % 2 else DevicesJoined)(360.0 * number + 100, devices(3)))
+    first, second = (brain.jobs[name].attained(360.0 * 20) for name in ("first", "second"))
+    assert first == pytest.approx(second, rel=0.25)
+
+
+@pytest.mark.parametrize("policy", ALL)
+@settings(max_examples=8, deadline=None)
+@given(
+    visits=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.integers(1, 4), st.sampled_from((1.0, 5.0))), max_size=8
+    )
+)
+def test_jobs_that_leave_and_return_as_others_get_what_they_ask_for_then(
+    policy: str, visits: list[tuple[str, int, int, float]]
+) -> None:
+    driven = Driven(policy)
+    for name, demand, least, priority in visits:
+        job = made(name, demand, min=min(least, demand), priority=priority)
+        leaves = [JobEnded(0.0, name)] if name in driven.brain.jobs else []
+        driven.tell(*leaves, JobArrived(0.0, job))  # within a round
+        for state in driven.brain.jobs.values():
+            assert state.allocation == 0 or state.job.min <= state.allocation <= state.job.demand
+        devices_used = [device for state in driven.brain.jobs.values() if not state.host for device in state.devices]
+        assert len(devices_used) == len(set(devices_used)) <= 4
+    for name in list(driven.brain.jobs)[1:]:
+        driven.tell(JobEnded(0.0, name))
+    assert all(state.allocation == state.job.demand for state in driven.brain.jobs.values())

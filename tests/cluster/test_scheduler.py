@@ -149,7 +149,7 @@ def test_rounds_end_with_the_jobs() -> None:
     assert brain.handle(Woken(720.0)) == []
 
 
-def with_guest() -> Scheduler:
+def with_co_located() -> Scheduler:
     """Four devices, of which A has two and B shares the first."""
     brain = scheduler(Scripted(Decision({"A": Grant({"V100": 2})}), Decision({"B": Grant({"V100": 1}, beside="A")})))
     brain.handle(JobArrived(0.0, job("A", 2)))
@@ -157,26 +157,26 @@ def with_guest() -> Scheduler:
     return brain
 
 
-def test_a_guest_shares_devices_of_its_host() -> None:
-    brain = with_guest()
-    assert (brain.jobs["B"].devices, brain.jobs["B"].host, brain.jobs["A"].guests) == (devices(0), "A", ("B",))
+def test_a_co_located_job_shares_devices_of_its_host() -> None:
+    brain = with_co_located()
+    assert (brain.jobs["B"].devices, brain.jobs["B"].host, brain.jobs["A"].co_located) == (devices(0), "A", ("B",))
     assert brain.snapshot().idle == 2
 
 
-def test_a_guest_inherits_the_devices_it_is_on() -> None:
-    brain = with_guest()
+def test_a_co_located_job_inherits_the_devices_it_is_on() -> None:
+    brain = with_co_located()
     assert brain.handle(JobEnded(2.0, "A")) == [ReallocateJob("B", devices(0))]
     assert brain.snapshot().idle == 3
 
 
-def test_inherited_devices_are_free_when_the_guest_ends() -> None:
-    brain = with_guest()
+def test_inherited_devices_are_free_when_the_co_located_job_ends() -> None:
+    brain = with_co_located()
     brain.handle(JobEnded(2.0, "A"))
     brain.handle(JobEnded(3.0, "B"))
     assert brain.snapshot().idle == 4
 
 
-def test_a_guest_loses_its_seat_with_the_hosts_device() -> None:
+def test_a_co_located_job_loses_its_seat_with_the_hosts_device() -> None:
     policy = Scripted(
         Decision({"A": Grant({"V100": 2})}),
         Decision({"B": Grant({"V100": 2}, beside="A")}),
@@ -189,7 +189,7 @@ def test_a_guest_loses_its_seat_with_the_hosts_device() -> None:
     assert brain.snapshot().idle == 3
 
 
-def test_guests_change_places_in_one_decision() -> None:
+def test_co_located_jobs_change_places_in_one_decision() -> None:
     policy = Scripted(
         Decision({"A": Grant({"V100": 1})}),
         Decision({"B": Grant({"V100": 1})}),
@@ -204,7 +204,7 @@ def test_guests_change_places_in_one_decision() -> None:
         ReallocateJob("C", devices(1), host="B"),
         ReallocateJob("D", devices(0), host="A"),
     ]
-    assert (brain.jobs["A"].guests, brain.jobs["B"].guests) == (("D",), ("C",))
+    assert (brain.jobs["A"].co_located, brain.jobs["B"].co_located) == (("D",), ("C",))
 
 
 def test_time_slices_are_suspensions_and_wishes_to_be_woken() -> None:

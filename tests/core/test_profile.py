@@ -89,14 +89,14 @@ def test_a_file_whose_facts_alone_say_so_is_understood(facts: dict[str, object],
 def test_vf_solve_tells_what_fits_from_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
-    def told(ended_by: str, *words: str) -> str:
+    def solved(ended_by: str, *words: str) -> str:
         contents = profiles.to_json(workload(replace(FOUR, ended_by=ended_by)))
         (tmp_path / "V100.json").write_text(json.dumps(contents))
         command = ["solve", "--profiles", str(tmp_path), "--devices", "V100:2", *words]
         return CliRunner().invoke(app, command, catch_exceptions=False).stdout
 
-    assert "4 (fits)" in told(MEMORY, "--batch-size", "16")
-    assert "4 (measured)" in told(TIME, "--batch-size", "16")
-    beyond = told(TIME, "--batch-size", "32", "--virtual-nodes", "4")
+    assert "4 (fits)" in solved(MEMORY, "--batch-size", "16")
+    assert "4 (measured)" in solved(TIME, "--batch-size", "16")
+    beyond = solved(TIME, "--batch-size", "32", "--virtual-nodes", "4")
     assert "V100: node size 8 was not measured, its time is extrapolated, only up to 4" in beyond
     assert "whether it fits into memory is not known" in beyond

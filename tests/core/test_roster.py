@@ -15,11 +15,11 @@ from virtualflow.core.mapping import Mapping, rebalance, spread
 from virtualflow.core.roster import Roster
 from virtualflow.core.roster_actions import (
     AbandonJob,
-    Action,
     FinishJob,
     KillWorker,
     PublishGeneration,
     ReleaseWorker,
+    RosterAction,
     StartWorker,
 )
 from virtualflow.core.roster_events import (
@@ -49,17 +49,17 @@ def running(devices: str = "012", virtual_nodes: int = 8, replace_lost: bool = T
     return roster
 
 
-def published(actions: list[Action]) -> Generation:
+def published(actions: list[RosterAction]) -> Generation:
     """The one generation among *actions*."""
     (generation,) = [action.generation for action in actions if isinstance(action, PublishGeneration)]
     return generation
 
 
-def all_ready(roster: Roster, devices: str, now: float = 0.0) -> list[Action]:
+def all_ready(roster: Roster, devices: str, now: float = 0.0) -> list[RosterAction]:
     return [action for device in devices for action in roster.handle(JoinerReady(device), now)]
 
 
-def all_formed(roster: Roster, now: float = 0.0) -> list[Action]:
+def all_formed(roster: Roster, now: float = 0.0) -> list[RosterAction]:
     """Everybody goes through the pending change."""
     pending = roster.pending
     assert pending is not None
@@ -68,7 +68,7 @@ def all_formed(roster: Roster, now: float = 0.0) -> list[Action]:
     return [action for device in pending.devices for action in roster.handle(GroupFormed(device, pending.number), now)]
 
 
-def resized(roster: Roster, devices: str, now: float = 0.0) -> list[Action]:
+def resized(roster: Roster, devices: str, now: float = 0.0) -> list[RosterAction]:
     """Take *roster* to *devices*, all the way."""
     started = [
         action.device for action in roster.handle(ResizeWanted(tuple(devices)), now) if isinstance(action, StartWorker)
@@ -637,7 +637,7 @@ def test_through_any_history_every_virtual_node_has_a_worker_and_the_job_settles
     roster = running("012", virtual_nodes=6)
     alive, now = set("012"), 0.0
 
-    def obey(actions: list[Action]) -> bool:
+    def obey(actions: list[RosterAction]) -> bool:
         """Do what is asked; return whether the job can go on."""
         for action in actions:
             if isinstance(action, StartWorker):

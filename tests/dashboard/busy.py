@@ -38,6 +38,14 @@ def curves(begin: float, end: float, changes: list[tuple[float, int]], speed: fl
     }
 
 
+def _some_use(place: int) -> Json:
+    return {
+        "cpu_cores": 0.91 + 0.03 * (place % 3),
+        "memory_bytes": (2240 + 64 * place) << 20,
+        "accelerator_bytes": (9100 + 35 * place) << 20,
+    }
+
+
 def a_busy_day() -> Scripted:
     """A cluster as the screenshots show it: two device types, jobs in every state."""
     scripted = Scripted()
@@ -51,6 +59,7 @@ def a_busy_day() -> Scripted:
 
     segments = [
         a_segment("digits", (v[0], v[1]), at(48), at(41)),
+        a_segment("distil", (v[2], v[3]), at(46.4), at(41.2)),
         a_segment("bert-mrpc", all8, at(41), at(33)),
         a_segment("bert-mrpc", four, at(33), at(19)),
         a_segment("resnet56", tuple(p), at(33), at(25)),
@@ -145,7 +154,7 @@ def a_busy_day() -> Scripted:
             loss=1.208,
             queued_seconds=8,
             run_seconds=311,
-            submitted=at(30),
+            submitted=at(46.5),
         ),
         a_job(
             "sweep-lr-0.3",
@@ -209,6 +218,8 @@ def a_busy_day() -> Scripted:
             ended=at(41),
         ),
     ]
+    for job in jobs:
+        job["use"] = {device: _some_use(place) for place, device in enumerate(job["devices"])}
     ids = {job["name"]: job["id"] for job in jobs}
     for segment in segments:
         segment["job"] = ids[segment["name"]]

@@ -36,15 +36,15 @@ def page(browser: Any) -> Iterator[Any]:
     page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light", reduced_motion="reduce")
     page.set_default_timeout(20_000)  # a machine may be busy
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda said: complaints.append(said.text) if _is_ours(said) else None)
+    page.on("console", lambda message: complaints.append(message.text) if _is_ours(message) else None)
     yield page
     page.close()
     assert not complaints, complaints
 
 
-def _is_ours(said: Any) -> bool:
+def _is_ours(message: Any) -> bool:
     # A server that refuses or goes away is what some tests are about.
-    return said.type == "error" and not said.text.startswith("Failed to load resource")
+    return message.type == "error" and not message.text.startswith("Failed to load resource")
 
 
 @pytest.fixture

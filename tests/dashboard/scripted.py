@@ -32,10 +32,10 @@ def a_job(name: str, state: str = "RUNNING", devices: tuple[str, ...] = (), node
     count = max(1, len(devices))
     mapping = {d: [v for v in range(nodes) if v * count // nodes == place] for place, d in enumerate(devices)}
     return {
-        "id": name, "name": name, "priority": 1, "state": state, "devices": list(devices), "demand": 4, "min": 1,
-        "cap": None, "virtual_nodes": nodes, "mapping": mapping, "step": 0, "steps": 1000, "loss": None,
-        "examples_per_second": None, "queued_seconds": 0.0, "run_seconds": 0.0, "eta_seconds": None, "resizes": 0,
-        "failures": 0, "reason": "", "submitted": time.time(), "started": None, "ended": None, **changes,
+        "id": name, "name": name, "priority": 1, "state": state, "devices": list(devices), "demand": 4,
+        "min": 1, "cap": None, "virtual_nodes": nodes, "mapping": mapping, "step": 0, "steps": 1000,
+        "loss": None, "examples_per_second": None, "queued_seconds": 0.0, "run_seconds": 0.0, "eta_seconds": None,
+        "resizes": 0, "failures": 0, "reason": "", "submitted": time.time(), "started": None, "ended": None, **changes,
     }  # fmt: skip
 
 

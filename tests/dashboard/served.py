@@ -12,7 +12,7 @@ from typing import Any
 
 from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
-from virtualflow.job.job_description import JobDescription
+from virtualflow.core.job_description import JobDescription
 from virtualflow.job.listener import listen
 from virtualflow.manager.api.connections import Limits
 from virtualflow.manager.api.server import Server
@@ -51,9 +51,9 @@ class Site:
         connection = http.client.HTTPConnection(self.host, timeout=60)
         connection.request(verb, path, None if body is None else json.dumps(body), headers or {})
         answer = connection.getresponse()
-        told = answer.status, dict(answer.getheaders()), answer.read()
+        answered = answer.status, dict(answer.getheaders()), answer.read()
         connection.close()
-        return told
+        return answered
 
     def trusted(self, verb: str, path: str, body: Any = None) -> Any:
         status, _, text = self.ask(verb, path, body, {"Authorization": f"Bearer {TOKEN}"})

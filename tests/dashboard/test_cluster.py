@@ -71,6 +71,7 @@ def test_the_page_of_one_job_resizes_and_stops_it(page: Any, tmp_path: Path) -> 
             assert run.stderr is not None
             page.goto(next(line for line in run.stderr if line.startswith("dashboard: ")).split()[1])
             page.get_by_text("/ 200").first.wait_for(timeout=LONG_MS)  # of its steps
+            page.locator(".device .use", has_text="% CPU").nth(1).wait_for(timeout=LONG_MS)  # both workers report
             page.get_by_role("button", name="Resize…").click()
             page.locator("#resize-dialog").get_by_role("spinbutton").fill("1")
             page.get_by_role("button", name="Resize", exact=True).click()

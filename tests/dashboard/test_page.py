@@ -106,6 +106,85 @@ def test_the_page_shows_which_virtual_node_runs_where(page: Any, scripted: Scrip
     assert tiles.nth(2).get_by_text("free").is_visible()
 
 
+def test_a_device_shows_what_its_worker_uses(page: Any, scripted: Scripted) -> None:
+    use = {
+        "cpu:0": {"cpu_cores": 0.974, "memory_bytes": 412 << 20, "accelerator_bytes": None},
+        "cpu:1": {"cpu_cores": 1.5, "memory_bytes": 3 << 29, "accelerator_bytes": 12 << 30},
+    }
+    scripted.push([a_job("one", devices=ALL[:3], use=use)])
+    page.goto(scripted.address)
+    tiles = page.locator(".device .use")
+    tiles.nth(0).get_by_text("97% CPU · 412 MB", exact=True).wait_for()
+    assert tiles.nth(1).inner_text() == "150% CPU · 1.5 GB · GPU 12 GB"
+    assert tiles.nth(2).is_hidden()  # its worker has reported nothing yet
+    assert tiles.nth(3).is_hidden()  # free
+
+
+@pytest.mark.parametrize("view", ["Stacked", "By device"])
+def test_paused_time_is_shown_as_paused(page: Any, scripted: Scripted, view: str) -> None:
+    now = time.time()
+    segments = [
+        a_segment("back", ALL, now - 1000, now - 700),
+        a_segment("held", ALL, now - 700, now - 400),
+        a_segment("back", TWO, now - 400),
+        a_segment("over", ALL[2:], now - 400, now - 200),
+    ]
+    jobs = [a_job("back", devices=TWO), a_job("held", "PAUSED"), a_job("over", "DONE", ended=now - 200)]
+    scripted.push([*jobs, a_job("new", "QUEUED")], segments)
+    page.goto(scripted.address)
+    page.get_by_role("button", name=view).click()
+    page.locator(".box.paused[data-job=held]").wait_for()  # until now
+    assert page.locator(".box.paused").count() == 2
+    band = page.locator(".box.paused[data-job=back]")
+    assert band.locator("text").text_content() == "back paused"
+    assert page.get_by_text("paused", exact=True).first.is_visible()  # in the legend
+    band.hover()
+    assert "paused: it has no device" in page.locator("#allocation-tooltip").inner_text()
+    first, second = (
+        page.locator(f".box[data-job={job}]:not(.paused)").first.bounding_box() for job in ("back", "held")
+    )
+    box = band.bounding_box()
+    assert abs(box["x"] - (first["x"] + first["width"])) < 2
+    assert box["y"] + box["height"] <= second["y"]  # above what runs, on nothing else
+
+
+def test_the_curves_of_a_job_show_its_pause(page: Any, scripted: Scripted) -> None:
+    now = time.time()
+    scripted.series["one"] = {
+        "time": [now - 100, now - 70, now - 69, now - 20, now],
+        "step": [1, 2, 2, 3, 4],
+        "loss": [1.0, 0.9, None, 0.8, 0.7],
+        "examples_per_second": [8.0, 8.0, None, 8.0, 8.0],
+        "devices": [2, 2, 0, 2, 2],
+    }
+    page.add_init_script(
+        "window.words = []; const fill = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (words, ...rest) "
+        "{ window.words.push(words); fill.call(this, words, ...rest); }"
+    )
+    scripted.push([a_job("one", devices=TWO, step=4)])
+    page.goto(scripted.address)
+    page.wait_for_function("() => window.words.filter((word) => word === 'paused').length >= 2")  # loss and throughput
+    page.evaluate("window.words = []")
+    page.get_by_role("group", name="Curves over").get_by_role("button", name="Step").click()
+    page.wait_for_function("() => window.words.length > 0")
+    assert "paused" not in page.evaluate("window.words")  # no step is made meanwhile
+
+
+def test_more_pauses_than_fit_are_told_and_the_selected_jobs_are_shown(page: Any, scripted: Scripted) -> None:
+    now = time.time()
+    jobs = [a_job(f"j{number}", "PAUSED", submitted=now - 100 + number) for number in range(9)]
+    scripted.push(
+        jobs, [a_segment(job["id"], TWO, now - 100 + place, now - 90 + place) for place, job in enumerate(jobs)]
+    )
+    page.goto(scripted.address)
+    page.get_by_text("More jobs are paused than fit").wait_for()
+    assert page.locator(".box.paused").count() == 4
+    assert page.locator(".box.paused[data-job=j8]").count() == 0
+    page.locator("#jobs [data-job=j8] .name").click()
+    page.locator(".box.paused[data-job=j8]").wait_for()
+
+
 def test_a_job_shows_its_curves_events_and_logs(page: Any, scripted: Scripted) -> None:
     now = time.time()
     scripted.series["one"] = curves(now - 100, now, [(now - 100, 2)], 50)
@@ -339,7 +418,7 @@ def test_two_runs_are_compared_over_steps_and_the_loss_has_a_log_scale(page: Any
     assert page.locator("#metrics header").inner_text().split() == ["accuracy", "0.7500"]
     page.get_by_label("Compare with another job").select_option("two")
     over = page.get_by_role("group", name="Curves over").get_by_role("button", name="Step")
-    page.wait_for_function("document.querySelector('#curves-by [data-value=step]').ariaPressed === 'true'")
+    page.wait_for_function("() => document.querySelector('#curves-by [data-value=step]').ariaPressed === 'true'")
     assert over.get_attribute("aria-pressed") == "true"
     before = page.evaluate("document.querySelector('#loss-chart canvas').toDataURL()")
     page.get_by_role("button", name="Log", exact=True).click()

@@ -16,6 +16,7 @@ from tests.dashboard.served import Site, a_site
 from virtualflow.manager.api import sessions
 from virtualflow.manager.api.guard import _cookie, _cookies
 from virtualflow.manager.api.sessions import Session, Sessions
+from virtualflow.testing import FakeClock
 
 PAGE = ("/", "/docs", "/openapi.json", "/static/app.js")
 OF_JOBS = ("/api/state", "/api/jobs", "/api/history", "/api/devices", "/metrics", "/nothing")
@@ -93,9 +94,9 @@ def test_the_key_alone_opens_nothing(site: Site) -> None:
 )
 def test_what_another_page_asks_for_is_refused_even_with_both(site: Site, headers: dict[str, str]) -> None:
     signed, job = site.sign_in(), site.a_job()
-    told = {name: value.replace("PORT", str(site.port)) for name, value in headers.items()}
+    sent = {name: value.replace("PORT", str(site.port)) for name, value in headers.items()}
     for verb, path in (("POST", f"/api/jobs/{job}/cancel"), ("GET", "/api/state"), ("GET", "/")):
-        status, _, body = site.ask(verb, path, headers={**signed.cookie, **signed.key, **told})
+        status, _, body = site.ask(verb, path, headers={**signed.cookie, **signed.key, **sent})
         assert (status, "another page" in body.decode()) == (403, True), path
     assert site.state_of(job) == "QUEUED"
 
@@ -116,8 +117,8 @@ def test_under_whichever_name_a_link_was_opened_its_session_is_good_there(site: 
 def test_cookies_of_other_servers_are_not_in_the_way(site: Site, noise: str) -> None:
     signed = site.sign_in()
     for cookie in (f"{noise}; {signed.cookie['Cookie']}", f"{signed.cookie['Cookie']}; {noise}"):
-        told = {**signed.key, "Cookie": cookie.replace("PORT", str(site.port))}
-        assert site.ask("GET", "/api/state", headers=told)[0] == 200
+        sent = {**signed.key, "Cookie": cookie.replace("PORT", str(site.port))}
+        assert site.ask("GET", "/api/state", headers=sent)[0] == 200
 
 
 def test_a_session_dies_with_its_server(vf_home: Path) -> None:
@@ -130,24 +131,24 @@ def test_a_session_dies_with_its_server(vf_home: Path) -> None:
 
 
 def test_sessions_and_links_end_after_some_hours() -> None:
-    now = 0.0
-    there = Sessions(lambda: now)
+    clock = FakeClock()
+    there = Sessions(clock)
     late, code = there.one_time_code(), there.one_time_code()
     session = there.open(code, "h")
     assert session is not None
     assert there.open(code, "h") is None
-    now = sessions.CODE_SECONDS + 1
+    clock.now = sessions.CODE_SECONDS + 1
     assert there.open(late, "h") is None
-    now = sessions.SESSION_SECONDS - 1
+    clock.now = sessions.SESSION_SECONDS - 1
     assert there.find([b"x", session.cookie.encode()]) is session
     assert there.seconds_left(session) == 1
-    now += 1
+    clock.now += 1
     assert there.find([session.cookie.encode()]) is None
     assert there.seconds_left(session) == 0
 
 
 def test_there_are_never_many_sessions_or_links() -> None:
-    there = Sessions(lambda: 0.0)
+    there = Sessions(FakeClock())
     codes = [there.one_time_code() for _ in range(sessions.MOST + 1)]
     opened = [there.open(code, "h") for code in codes]
     assert opened[0] is None
@@ -166,9 +167,9 @@ def test_a_stream_ends_with_its_session(site: Site, monkeypatch: pytest.MonkeyPa
 
 def test_where_there_is_tls_the_cookie_is_the_hosts_own() -> None:
     scope = {"scheme": "https", "server": ("h", 4711), "headers": []}
-    told = _cookie(scope, Session("c", "k", "h:4711", 0.0)).decode()
-    assert told.startswith("__Host-vf_session_4711=c; ")
-    assert {"Secure", "HttpOnly", "Path=/"} <= {part.strip() for part in told.split(";")}
+    cookie = _cookie(scope, Session("c", "k", "h:4711", 0.0)).decode()
+    assert cookie.startswith("__Host-vf_session_4711=c; ")
+    assert {"Secure", "HttpOnly", "Path=/"} <= {part.strip() for part in cookie.split(";")}
     sent = [(b"cookie", b"vf_session_4711=a; __Host-vf_session_4711=c"), (b"cookie", b"__Host-vf_session_4711=d")]
     assert list(_cookies({**scope, "headers": sent})) == [b"c", b"d"]
 
@@ -236,7 +237,7 @@ def test_no_page_of_another_port_can_do_anything_in_a_browser_that_is_signed_in(
         if "form" in attack:
             page.get_by_text("another page").wait_for()  # where the form has led
         else:
-            page.wait_for_function("document.title === 'done'")
+            page.wait_for_function("() => document.title === 'done'")
         stolen = next(cookie for cookie in there.seen if cookie)
         assert f"vf_session_{site.port}=" in stolen  # that much a browser gives away
         assert site.state_of(job) == "QUEUED"

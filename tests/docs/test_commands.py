@@ -20,10 +20,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.cli.test_jobs import said
+from tests.cli.test_jobs import run_verb
 from virtualflow.cli.main import app
 
-pytestmark = pytest.mark.xdist_group("documents")
 ROOT = Path(__file__).parent.parent.parent
 PARTS = ("tutorials", "how-to", "reference", "explanation", ".")
 GENERATED = ROOT / "docs" / "reference" / "commands.md"
@@ -132,9 +131,9 @@ class Newcomer:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(self.folder)
                 patch.setenv("VF_HOME", self._environment["VF_HOME"])
-                code, told = said(*words[1:])
-            assert code == 0, f"{line}\n{told}"
-            return told
+                code, output = run_verb(*words[1:])
+            assert code == 0, f"{line}\n{output}"
+            return output
         program = ["-m", "virtualflow.cli.main"] if words[0] == "vf" else []
         process = subprocess.run(
             [sys.executable, *program, *words[1:]],
@@ -214,9 +213,9 @@ def test_what_can_not_run_here_is_understood() -> None:
 
 
 def test_what_is_said_to_be_elsewhere_is_there() -> None:
-    said = [line for document in DOCUMENTS for line in commands(document)]
+    lines = [line for document in DOCUMENTS for line in commands(document)]
     for pattern in ELSEWHERE:
-        assert any(re.fullmatch(pattern, line) for line in said), f"no document has a command like {pattern!r}"
+        assert any(re.fullmatch(pattern, line) for line in lines), f"no document has a command like {pattern!r}"
 
 
 def test_verbs_and_options_in_the_text_exist() -> None:

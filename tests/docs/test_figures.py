@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from benchmarks import tables
 from benchmarks.report import RESULTS
+from benchmarks.tables import training
 
 from virtualflow.sim import costs
+
+FIGURES_ONLY = re.compile(
+    r"\|[^|]+(\| *[-+]?\d[^|]*){3,}\|"
+)  # a row of a table: a name, then only cells that begin with a digit
 
 
 @pytest.mark.parametrize("document", tables.documents(), ids=lambda path: str(path.relative_to(tables.ROOT)))
@@ -47,4 +53,11 @@ def test_results_name_their_machine_and_date(path: Path) -> None:
     ],
 )
 def test_the_simulators_measured_costs_are_the_measured_ones(cost: str, event: str) -> None:
-    assert getattr(costs.MEASURED, cost) == pytest.approx(tables.elastic_median(event), rel=1e-3)
+    assert getattr(costs.MEASURED, cost) == pytest.approx(training.elastic_median(event), rel=1e-3)
+
+
+@pytest.mark.parametrize("document", ["performance.md", "paper.md", "explanation/scheduling.md"])
+def test_a_table_of_figures_stands_between_marks(document: Path) -> None:
+    text = tables.MARKED.sub("", (tables.ROOT / "docs" / document).read_text())
+    typed = [line for line in text.splitlines() if FIGURES_ONLY.fullmatch(line)]
+    assert typed == []

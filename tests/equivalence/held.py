@@ -6,14 +6,17 @@ The script itself knows nothing of it. In the folder GATES, ``hold-N`` lets no w
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from virtualflow.testing import kill_at
 from virtualflow.train import solo
+from virtualflow.train.step_metrics import StepLoss
 from virtualflow.train.trainer import Trainer
 
 POLL_SECONDS = 0.005
@@ -22,16 +25,21 @@ SLOW_SECONDS = 0.05
 
 def install(gates: Path) -> None:
     """Have every step of the first Trainer that makes one pass the *gates*."""
-    step, first = Trainer.step, None
+    first: Trainer | None = None
 
-    def held(trainer: Trainer, batch: Any) -> float:
-        nonlocal first
-        first = first or trainer
-        if trainer is first:
-            pass_gates(gates, trainer.global_step)
-        return step(trainer, batch)
+    def held(step: Callable[..., StepLoss]) -> Callable[..., StepLoss]:
+        @functools.wraps(step)
+        def call(trainer: Trainer, *arguments: Any) -> StepLoss:
+            nonlocal first
+            first = first or trainer
+            if trainer is first:
+                pass_gates(gates, trainer.global_step)
+            return step(trainer, *arguments)
 
-    Trainer.step = held  # type: ignore[method-assign]
+        return call
+
+    Trainer.step = held(Trainer.step)  # type: ignore[method-assign]
+    Trainer.gradients = held(Trainer.gradients)  # type: ignore[method-assign]
 
 
 def pass_gates(gates: Path, step: int) -> None:

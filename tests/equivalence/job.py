@@ -85,8 +85,8 @@ ADVERSARIES = {
 def weighted_loss(model: nn.Module, batch: dict[str, object]) -> tuple[Tensor, Tensor]:
     labels, (indices,) = batch["rest"]
     losses = cross_entropy(model(batch["image"]), labels, reduction="none")
-    scales = ADVERSARIES[CASE["adversary"]](indices, CASE["step"])
-    return (losses * scales).sum(), torch.as_tensor(float(len(labels)))
+    scales = ADVERSARIES[CASE["adversary"]](indices.cpu(), CASE["step"]).to(losses.device)
+    return (losses * scales).sum(), torch.as_tensor(float(len(labels)), device=losses.device)
 
 
 def mean_loss(model: nn.Module, batch: dict[str, object]) -> Tensor:

@@ -11,15 +11,18 @@ import pytest
 
 from tests.conftest import Launcher
 from tests.equivalence.test_same_bits import assert_same_bits, run
-from virtualflow.core.certificate import compare
+from virtualflow.events.certificate import compare
 
 CASE: dict[str, Any] = {"model": "mlp", "virtual_nodes": 8, "batch_size": 32, "examples": 100, "clip_grad_norm": 0.1}
 
 
+@pytest.mark.on_cuda_too(some=["extremes"])
 @pytest.mark.parametrize("adversary", ["spikes", "zeros then not", "denormals", "extremes", "nan"])
-def test_adversarial_sums_do_not_depend_on_the_mapping(run_job: Launcher, adversary: str) -> None:
+def test_adversarial_sums_do_not_depend_on_the_mapping(
+    run_job: Launcher, run_on_cpus: Launcher, adversary: str
+) -> None:
     case = CASE | {"adversary": adversary, "on_nan": "continue"}
-    alone = run(run_job, 1, audit=True, **case)
+    alone = run(run_on_cpus, 1, audit=True, **case)
     for devices, owners in ((2, [0, 1, 1, 0, 0, 1, 0, 1]), (3, None)):
         other = run(run_job, devices, owners, audit=True, **case)
         assert [step.accumulator for step in alone.steps] == [step.accumulator for step in other.steps]
@@ -27,6 +30,7 @@ def test_adversarial_sums_do_not_depend_on_the_mapping(run_job: Launcher, advers
         assert_same_bits(alone, other)
 
 
+@pytest.mark.on_cuda_too(some=[])
 def test_zeros_and_spikes_replay_a_step_at_most_once(run_job: Launcher) -> None:
     for adversary in ("spikes", "zeros then not"):
         steps = run(run_job, 2, adversary=adversary, **CASE).steps

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Finished, Launcher
-from virtualflow.core.certificate import compare
+from virtualflow.events.certificate import compare
 
 JOB = Path(__file__).with_name("job.py")
 
@@ -30,10 +30,11 @@ def assert_same_bits(one: Finished, other: Finished) -> None:
     assert one.digest == other.digest
 
 
+@pytest.mark.on_cuda_too
 @pytest.mark.parametrize("model", ["conv", "mlp"])
-def test_bits_do_not_depend_on_the_number_of_devices(run_job: Launcher, model: str) -> None:
+def test_bits_do_not_depend_on_the_number_of_devices(run_job: Launcher, run_on_cpus: Launcher, model: str) -> None:
     case = {"model": model, "virtual_nodes": 6, "batch_size": 18, "examples": 45, "clip_grad_norm": 0.5}
-    alone = run(run_job, 1, **case)
+    alone = run(run_on_cpus, 1, **case)
     for devices in range(2, 7):
         assert_same_bits(alone, run(run_job, devices, **case))
 
@@ -83,19 +84,21 @@ def test_bits_do_not_depend_on_the_mapping(
     assert_same_bits(alone, run(run_job, devices, owners=owners, **case))
 
 
+@pytest.mark.on_cuda_too(some=["2"])
 @pytest.mark.parametrize("stop_at", [2, 4])
 def test_a_job_resumed_on_other_devices_ends_with_the_same_bits(
-    run_job: Launcher, tmp_path: Path, stop_at: int
+    run_job: Launcher, run_on_cpus: Launcher, tmp_path: Path, stop_at: int
 ) -> None:
     checkpoint = str(tmp_path / "checkpoint.pt")
     case = {"examples": 56, "virtual_nodes": [3, 5, 4, 4], "clip_grad_norm": 1.0}
-    whole = run(run_job, 1, **case)
+    whole = run(run_on_cpus, 1, **case)
     run(run_job, 3, stop_at=stop_at, save=checkpoint, **case)
     resumed = run(run_job, 2, load=checkpoint, **case)
     assert resumed.steps[0].step == stop_at
     assert_same_bits(whole, resumed)
 
 
+@pytest.mark.on_cuda_too(some=[])
 def test_fast_runs_agree_up_to_rounding_and_are_not_called_equal(run_job: Launcher) -> None:
     alone, three = (run(run_job, devices, reduction="fast", virtual_nodes=6, batch_size=18) for devices in (1, 3))
     assert [step.loss for step in alone.steps] == pytest.approx([step.loss for step in three.steps], rel=1e-4)

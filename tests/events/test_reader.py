@@ -86,7 +86,7 @@ def test_a_damaged_line_ends_neither_the_progress_bar_nor_a_history(stream: Path
     ProgressBar(stream).refresh()
     watch = Watch(stream)
     watch.read()
-    assert (watch.step, watch.damaged_lines) == (1, 1)
+    assert watch.step == 1
 
 
 def test_a_damaged_line_from_another_machine_ends_nothing_there(tmp_path: Path) -> None:

@@ -13,14 +13,25 @@ memory; there are no CUDA graphs and no IPC.
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
 SITE = Path(__file__).parent / "site"
+RUN_AGAIN = [  # tests without jobs, for a process that has the device
+    Path(__file__).parents[1] / "train" / f"test_{name}.py"
+    for name in ("checkpoint", "committed", "features", "inference", "losses", "replay", "step")
+]
+DEVICES = 10  # as many as any job of a test has
 VARIABLE = "FAKECUDA_DEVICES"
+MACHINE = "FAKECUDA_MACHINE"
+
+
+_machines = itertools.count()
 
 
 def environment(devices: int) -> dict[str, str]:
-    """The variables of a process that has so many CUDA devices."""
+    """The variables of a process on a new machine with so many CUDA devices: no other test ever has one of them."""
     path = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {VARIABLE: str(devices), "PYTHONPATH": os.pathsep.join(path)}
+    machine = f"{os.getpid()}-{next(_machines)}"
+    return {VARIABLE: str(devices), MACHINE: machine, "PYTHONPATH": os.pathsep.join(path)}

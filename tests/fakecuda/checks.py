@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
 from tests import fakecuda
 from tests.fakecuda import install as fake
@@ -106,6 +109,14 @@ def test_events_measure_the_device_and_not_the_host() -> None:
     assert begin.elapsed_time(end) >= 999.0
 
 
+def test_a_device_can_be_told_to_be_done() -> None:
+    fake.pace(kernel_microseconds=600e6)
+    torch.ones(1, device="cuda")
+    assert not torch.cuda.current_stream().query()
+    fake.catch_up()
+    assert torch.cuda.current_stream().query()
+
+
 def test_streams_wait_for_each_other_by_events() -> None:
     fake.pace(kernel_microseconds=50_000)
     side, ready = torch.cuda.Stream(), torch.cuda.Event()
@@ -123,10 +134,19 @@ def test_generators_draw_what_the_cpu_s_draw() -> None:
     torch.manual_seed(7)
     there = torch.randn(5, device="cuda"), torch.randperm(9, device="cuda")
     assert [each.tolist() for each in here] == [each.cpu().tolist() for each in there]
+    assert drawn_in_turns("cpu") == drawn_in_turns("cuda")
     state = torch.cuda.get_rng_state()
     first = torch.rand(3, device="cuda").cpu()
     torch.cuda.set_rng_state(state)
     assert torch.equal(first, torch.rand(3, device="cuda").cpu())
+
+
+def drawn_in_turns(device: str) -> list[Any]:
+    """What operators draw one after another, with a generator as an argument or without."""
+    torch.manual_seed(3)
+    ones = torch.ones(4, 8, device=device)
+    noise, dropped = torch.randn_like(ones), nn.functional.dropout(ones, 0.3)
+    return [each.tolist() for each in (noise, dropped, torch.rand(3, device=device), nn.functional.dropout(ones, 0.5))]
 
 
 class Attends(nn.Module):
@@ -181,6 +201,79 @@ def test_training_gives_the_cpu_s_bits(model: Any, optimizer: str, scaled: bool)
     assert all(torch.equal(one, other) for one, other in zip(train("cpu"), train("cuda"), strict=True))
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD])
+def test_optimizers_that_update_lists_round_as_lists_do_on_the_cpu(optimizer: Any) -> None:
+    """Why scripts of the corpus with these have other bits on accelerators: torch chooses lists for them there."""
+
+    def train(device: str, **options: bool) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        weight = nn.Parameter(torch.randn(16, 10, generator=generator).to(device))
+        stepper = optimizer([weight], **options)
+        for _ in range(10):
+            weight.grad = torch.randn(16, 10, generator=generator).to(device)
+            stepper.step()
+        return weight.detach().cpu()
+
+    assert torch.equal(train("cuda"), train("cpu", foreach=True))
+    assert torch.equal(train("cuda", foreach=False), train("cpu"))
+    assert not torch.equal(train("cuda"), train("cpu"))
+
+
+def test_averages_of_weights_round_as_lists_do_on_the_cpu() -> None:
+    def average(device: str, **options: Any) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        layer = nn.Linear(10, 16).to(device)
+        averaged = AveragedModel(layer, **options)
+        for _ in range(3):
+            layer.weight.data.copy_(torch.randn(16, 10, generator=generator))
+            averaged.update_parameters(layer)
+        return averaged.module.weight.detach().cpu()
+
+    assert torch.equal(average("cuda"), average("cpu", multi_avg_fn=get_swa_multi_avg_fn()))
+    assert not torch.equal(average("cuda"), average("cpu"))
+
+
+def test_attention_is_that_of_the_cpu_without_a_kernel_of_its_own() -> None:
+    def gradient(device: str, *kernels: SDPBackend) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        query = torch.randn(2, 4, 12, 8, generator=generator).to(device).requires_grad_()
+        with sdpa_kernel([*kernels]) if kernels else contextlib.nullcontext():
+            nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).square().sum().backward()
+        assert query.grad is not None
+        return query.grad.cpu()
+
+    assert torch.equal(gradient("cuda"), gradient("cpu", SDPBackend.MATH))
+    assert not torch.equal(gradient("cuda"), gradient("cpu"))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("bias", [True, False])
+def test_recurrent_layers_give_what_the_cpu_s_give_up_to_rounding(kind: Any, bias: bool) -> None:
+    def run(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layer, x = kind(8, 12, num_layers=2, bidirectional=True, bias=bias), torch.randn(5, 3, 8)
+        packed = nn.utils.rnn.pack_padded_sequence(x.to(device), torch.tensor([5, 3, 2]))
+        out = layer.to(device)(packed)[0].data
+        out.square().sum().backward()
+        return [out.detach().cpu(), *(parameter.grad.cpu() for parameter in layer.parameters())]
+
+    torch.testing.assert_close(run("cuda"), run("cpu"), rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(one, other) for one, other in zip(run("cuda"), run("cuda"), strict=True))
+
+
+def test_what_is_one_kernel_on_a_gpu_is_the_cpu_s_kernel() -> None:
+    def gradient(device: str, function: Any) -> torch.Tensor:
+        x = torch.linspace(-3, 3, 50).to(device).requires_grad_()
+        function(x).sum().backward()
+        assert x.grad is not None
+        return x.grad.cpu()
+
+    for function in (nn.functional.silu, nn.functional.mish, nn.functional.gelu):
+        assert torch.equal(gradient("cuda", function), gradient("cpu", function)), function
+    counted = torch.histc(torch.tensor([0, 2, 2, 1], dtype=torch.int32, device="cuda"), bins=3, min=0, max=2)
+    assert (counted.dtype, counted.tolist()) == (torch.int32, [1, 1, 2])
+
+
 def test_modules_and_checkpoints_move(tmp_path: Path) -> None:
     model = nn.Linear(4, 2).to("cuda")
     torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -231,6 +324,25 @@ def test_a_collective_whose_peer_is_dead_hangs_until_it_is_aborted(tmp_path: Pat
     said = pair[0].communicate(timeout=60)[0].splitlines()
     pair[1].communicate()
     assert said == ["hangs", "silent garbage", "NCCL communicator was aborted on rank 0."]
+
+
+def test_an_abort_leaves_garbage_in_what_is_written_and_not_in_what_is_sent() -> None:
+    group = dist.ProcessGroupNCCL(dist.HashStore(), 0, 2)  # the other one never comes
+    sent, summed, options = torch.ones(4, device="cuda"), torch.ones(4, device="cuda"), dist.BroadcastOptions()
+    with fake.counting() as counts:
+        works = [group.broadcast([sent], options), group.allreduce([summed])]
+    assert (counts["collectives"], counts["bytes_in_collectives"]) == (2, 32)
+    group.abort()
+    for work in works:
+        work.wait()
+    assert sent.tolist() == [1.0] * 4
+    assert summed.tolist() != [1.0] * 4
+
+
+def test_a_number_of_the_host_is_waited_for_when_it_is_copied() -> None:
+    with fake.counting() as counts:
+        torch.ones(()).to("cuda")
+    assert (counts["implicit_syncs"], counts["bytes_to_device"]) == (1, 4)
 
 
 def test_a_tensor_of_the_host_is_refused_by_collectives() -> None:

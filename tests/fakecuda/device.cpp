@@ -7,9 +7,15 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/_thnn_differentiable_gru_cell_backward.h>
+#include <ATen/ops/_thnn_differentiable_lstm_cell_backward.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/histc.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -25,7 +31,7 @@ using at::Tensor;
 
 namespace {
 
-constexpr int MOST_DEVICES = 8;
+constexpr int MOST_DEVICES = 16;
 constexpr int GARBAGE = 0xCB;  // what memory holds that nobody has written yet: it should show
 
 std::mutex mutex;
@@ -37,6 +43,7 @@ thread_local StreamId current_streams[MOST_DEVICES] = {};
 
 struct Counters {
   std::atomic<int64_t> launches, implicit_syncs, explicit_syncs, to_device, to_host, on_device, bytes;
+  std::atomic<int64_t> bytes_to_device, bytes_to_host;
 } counters;
 
 std::atomic<int64_t> kernel_nanoseconds{0}, byte_picoseconds{0};  // how long the device takes
@@ -375,7 +382,8 @@ IValue mapped(const IValue& value, const std::function<Tensor(const Tensor&)>& f
 const std::set<std::string> LABELS_ONLY = {
     "aten::is_set_to", "aten::set_", "aten::_has_compatible_shallow_copy_type", "aten::record_stream"};
 const std::set<std::string> MIX_DEVICES = {  // indices may be the host's
-    "aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index", "aten::bincount"};
+    "aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index", "aten::bincount",
+    "aten::_pack_padded_sequence"};
 const std::set<std::string> SYNCHRONIZE = {  // the host needs their result, or its size
     "aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select", "aten::_unique2",
     "aten::unique_dim", "aten::unique_consecutive", "aten::repeat_interleave", "aten::bincount"};
@@ -441,7 +449,16 @@ void run_on_cpu(const OperatorHandle& op, DispatchKeySet, torch::jit::Stack* sta
       value = mapped(value, as_cpu);
     }
   }
-  op.callBoxed(stack);
+  if (name == "aten::native_dropout") {  // it takes no generator, and draws from the device's own all the same
+    auto host = at::detail::getDefaultCPUGenerator(), own = inner_of(default_generator(device));
+    auto kept = host.get_state();
+    host.set_state(own.get_state());
+    op.callBoxed(stack);
+    own.set_state(host.get_state());
+    host.set_state(kept);
+  } else {
+    op.callBoxed(stack);
+  }
   for (auto& [target, made] : empty_outputs)
     if (made.numel()) become(target, made, device);
 
@@ -493,6 +510,7 @@ Tensor& copy_(Tensor& target, const Tensor& source, bool non_blocking) {
   }
   const bool to_host = !target.is_cuda();
   (to_host ? counters.to_host : counters.to_device)++;
+  (to_host ? counters.bytes_to_host : counters.bytes_to_device) += target.nbytes();
   if (to_host && non_blocking && is_pinned(target.storage().data())) {  // it arrives when somebody synchronises
     Tensor value = at::empty(to.sizes(), to.options()).copy_(from);
     std::memset(to.data_ptr(), GARBAGE, to.nbytes());
@@ -500,9 +518,8 @@ Tensor& copy_(Tensor& target, const Tensor& source, bool non_blocking) {
     stream_states[{device, current_streams[device]}].late.push_back({to, value});
     return target;
   }
-  const bool is_number = !to_host && source.dim() == 0;  // travels with the launch
   const bool from_pinned = !to_host && non_blocking && is_pinned(source.storage().data());
-  if (!is_number && !from_pinned) sync_implicitly(device, "aten::copy_");
+  if (!from_pinned) sync_implicitly(device, "aten::copy_");
   to.copy_(from);
   return target;
 }
@@ -528,10 +545,80 @@ int64_t no_fused_attention(
   return 0;
 }
 
+// Cells of recurrent layers, which only a GPU has as kernels. The workspace is theirs alone: it holds what the CPU's own
+// gradients are computed from.
+
+using Cells = std::tuple<Tensor, Tensor, Tensor>;
+using MaybeTensor = std::optional<Tensor>;
+
+Tensor with_bias(const Tensor& gates, const MaybeTensor& bias) {
+  return bias && bias->defined() ? as_cpu(gates) + as_cpu(*bias) : as_cpu(gates).clone();
+}
+
+DeviceIndex launched_on(const Tensor& tensor, const char* name) {
+  launch(tensor.device().index(), tensor.nbytes(), name);
+  return tensor.device().index();
+}
+
+Cells lstm_cell(
+    const Tensor& input, const Tensor& hidden, const Tensor& cell, const MaybeTensor& bias, const MaybeTensor& other) {
+  const auto device = launched_on(input, "aten::_thnn_fused_lstm_cell.");
+  auto sums = with_bias(input, bias) + with_bias(hidden, other);
+  auto gates = sums.chunk(4, 1);  // of input, of what is forgotten, the new one, of output
+  auto next = gates[1].sigmoid() * as_cpu(cell) + gates[0].sigmoid() * gates[2].tanh();
+  auto shown = gates[3].sigmoid() * next.tanh();
+  return {as_cuda(shown, device), as_cuda(next, device), as_cuda(sums, device)};
+}
+
+Cells lstm_cell_backward(
+    const MaybeTensor& shown, const MaybeTensor& next, const Tensor& cell, const Tensor& after, const Tensor& workspace,
+    bool has_bias) {
+  const auto device = launched_on(workspace, "aten::_thnn_fused_lstm_cell_backward_impl.");
+  auto on_cpu = [](const MaybeTensor& given) { return given ? MaybeTensor(as_cpu(*given)) : given; };
+  auto sums = as_cpu(workspace);
+  auto [gates, same, before, none, neither] = at::_thnn_differentiable_lstm_cell_backward(
+      on_cpu(shown), on_cpu(next), sums, at::zeros_like(sums), {}, {}, as_cpu(cell), as_cpu(after));
+  auto bias = has_bias ? as_cuda(gates.sum(0), device) : Tensor();
+  return {as_cuda(gates, device), as_cuda(before, device), bias};
+}
+
+std::tuple<Tensor, Tensor> gru_cell(
+    const Tensor& input, const Tensor& hidden, const Tensor& state, const MaybeTensor& bias, const MaybeTensor& other) {
+  const auto device = launched_on(input, "aten::_thnn_fused_gru_cell.");
+  auto from_input = with_bias(input, bias), from_hidden = with_bias(hidden, other), before = as_cpu(state);
+  auto in = from_input.chunk(3, 1), own = from_hidden.chunk(3, 1);  // of what is reset, of what is kept, the new one
+  auto next = (in[2] + (in[0] + own[0]).sigmoid() * own[2]).tanh();
+  auto after = next + (in[1] + own[1]).sigmoid() * (before - next);
+  return {as_cuda(after, device), as_cuda(at::cat({from_input, from_hidden, before}, 1), device)};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(
+    const Tensor& after, const Tensor& workspace, bool has_bias) {
+  const auto device = launched_on(workspace, "aten::_thnn_fused_gru_cell_backward.");
+  const auto size = after.size(1);
+  auto parts = as_cpu(workspace).split_with_sizes({3 * size, 3 * size, size}, 1);
+  auto [input, hidden, before, none, neither] =
+      at::_thnn_differentiable_gru_cell_backward(as_cpu(after), parts[0], parts[1], parts[2], {}, {});
+  auto bias = has_bias ? as_cuda(input.sum(0), device) : Tensor();
+  auto other = has_bias ? as_cuda(hidden.sum(0), device) : Tensor();
+  return {as_cuda(input, device), as_cuda(hidden, device), as_cuda(before, device), bias, other};
+}
+
+/// Memory is free as soon as nobody holds it: kernels run as they are launched.
+void record_stream(Tensor&, Stream) {}
+
+/// The CPU counts floating-point numbers alone.
+Tensor histc(const Tensor& numbers, int64_t bins, const Scalar& least, const Scalar& most) {
+  const auto device = launched_on(numbers, "aten::histc.");
+  auto counts = at::histc(as_cpu(numbers).to(kDouble), bins, least, most);
+  return as_cuda(counts.to(numbers.scalar_type()), device);
+}
+
 /// One kernel on a GPU, although torch could put it together from others.
 bool is_one_kernel(const std::string& base) {
   static const std::set<std::string> whole = {
-      "convolution", "convolution_backward", "native_layer_norm", "native_group_norm"};
+      "convolution", "convolution_backward", "native_layer_norm", "native_group_norm", "mse_loss", "smooth_l1_loss",
+      "silu_backward", "mish_backward"};
   return base.rfind("_foreach_", 0) == 0 || base.rfind("_amp_", 0) == 0 || whole.count(base);
 }
 
@@ -541,6 +628,12 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("copy_", copy_);
   library.impl("resize_", resize_);
   library.impl("_fused_sdp_choice", no_fused_attention);
+  library.impl("record_stream", record_stream);
+  library.impl("histc", histc);
+  library.impl("_thnn_fused_lstm_cell", lstm_cell);
+  library.impl("_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward);
+  library.impl("_thnn_fused_gru_cell", gru_cell);
+  library.impl("_thnn_fused_gru_cell_backward", gru_cell_backward);
   for (auto& op : Dispatcher::singleton().getAllOpNames()) {
     if (op.name.rfind("aten::", 0) != 0 || op.overload_name.find("out") != std::string::npos) continue;
     const auto base = op.name.substr(6);
@@ -575,10 +668,16 @@ void fakecuda_counts(int64_t* out) {
   out[4] = counters.to_host;
   out[5] = counters.on_device;
   out[6] = counters.bytes;
+  out[7] = counters.bytes_to_device;
+  out[8] = counters.bytes_to_host;
 }
 void fakecuda_pace(int64_t nanoseconds, int64_t picoseconds) {
   kernel_nanoseconds = nanoseconds;
   byte_picoseconds = picoseconds;
+}
+void fakecuda_catch_up() {
+  std::lock_guard guard(mutex);
+  for (auto& [_, state] : stream_states) state.free_at = std::min(state.free_at, now());
 }
 void fakecuda_set_sync_mode(int mode) { sync_mode = mode; }
 int fakecuda_sync_mode() { return sync_mode; }
@@ -588,6 +687,7 @@ void fakecuda_set_device(int device) { current_device = device; }
 void fakecuda_memory(int device, int64_t* out) {
   out[0] = memories[device].used;
   out[1] = memories[device].peak;
+  out[2] = memories[device].capacity;
 }
 void fakecuda_reset_peak(int device) { memories[device].peak = memories[device].used; }
 void fakecuda_set_capacity(int device, int64_t bytes) { memories[device].capacity = bytes; }

@@ -24,6 +24,7 @@ from torch import Tensor
 NEVER = timedelta(days=1)
 WATCH_SECONDS = 0.1
 GARBAGE = 0xCB
+counts = {"collectives": 0, "bytes_in_collectives": 0}  # of this process; what each sends depends on the algorithm
 Run = Callable[[Any], Sequence[Tensor]]  # over gloo, on copies; returns what the outputs become
 
 
@@ -44,9 +45,10 @@ class Options:
 class Work(dist.Work):
     """A collective under way. NCCL makes the stream wait and lets the host go on; here the host waits."""
 
-    def __init__(self, outputs: Sequence[Tensor]) -> None:
+    def __init__(self, outputs: Sequence[Tensor], written: Sequence[Tensor]) -> None:
         super().__init__()
         self.outputs = list(outputs)
+        self.written = list(written)  # by the device, as long as it runs: of a broadcast, not the one it comes from
         self.ended = threading.Event()
         self.began = time.monotonic()
 
@@ -98,7 +100,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
             self.aborted = True
             pending, self._pending = self._pending, set()
         for work in pending:
-            for tensor in work.outputs:
+            for tensor in work.written:
                 _spoil(tensor)
             work.ended.set()
         self._queue.put(None)
@@ -120,7 +122,8 @@ class ProcessGroupNCCL(dist.ProcessGroup):
             gloo.broadcast([copy], opts or dist.BroadcastOptions()).wait()
             return [copy]
 
-        return self._start(run, tensors)
+        is_source = self._rank == (opts.rootRank if opts is not None else 0)
+        return self._start(run, tensors, written=[] if is_source else tensors)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         def run(gloo: Any) -> list[Tensor]:
@@ -137,11 +140,19 @@ class ProcessGroupNCCL(dist.ProcessGroup):
 
         return self._start(run, [])
 
-    def _start(self, run: Run, outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> Work:
+    def _start(
+        self,
+        run: Run,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor] = (),
+        written: Sequence[Tensor] | None = None,
+    ) -> Work:
         if not all(tensor.is_cuda for tensor in (*outputs, *inputs)):
             raise ValueError("Tensors must be CUDA and dense")
-        work = Work(outputs)
+        work = Work(outputs, outputs if written is None else written)
         with self._guard:
+            counts["collectives"] += bool(outputs)
+            counts["bytes_in_collectives"] += sum(tensor.nbytes for tensor in inputs or outputs)
             if self.aborted:
                 raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self._rank}.")
             self._pending.add(work)
@@ -161,7 +172,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
                 with self._guard:
                     if self.aborted:
                         return
-                    for tensor, result in zip(work.outputs, results, strict=False):
+                    for tensor, result in zip(work.outputs, results, strict=True):
                         host_view(tensor).copy_(result)
                     self._pending.discard(work)
                 work.ended.set()

@@ -44,6 +44,7 @@ class Driven:
         self._patience = patience_seconds
         self.tick: Deed = lambda _: None
         self.include: Sequence[str] = ()
+        self.module = ""
         folder.mkdir(parents=True, exist_ok=True)
         self.script.write_text(PACE + script)
 
@@ -60,7 +61,7 @@ class Driven:
             device_type=device_type,
             patience_seconds=self._patience,
         )
-        job.create(spec, self.include)
+        job.create(spec, self.include, self.module)
         printed = Printed()
         self._left = list(plan)
         self._stream = job.path / STREAM

@@ -12,7 +12,6 @@ import pytest
 from tests.conftest import Launcher
 from tests.job.driven import TRAIN, Driven, to
 from tests.job.test_joiners import assert_same
-from tests.manager.managed import until
 from virtualflow.backends.local import LocalBackend
 from virtualflow.core.roster import Roster
 from virtualflow.core.roster_events import LossReported, TimePassed
@@ -73,11 +72,34 @@ def test_a_loss_counts_only_if_a_member_reports_it() -> None:
     assert roster.handle(TimePassed(), 100.0) == []
 
 
+STOPS = """
+import signal
+from virtualflow.core import faults
+
+def stop(point):
+    if point == "bucket" and trainer.global_step == 5 and not trainer.is_lead and not (folder / "stopped").exists():
+        (folder / "stopped").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+faults.arm(stop)
+"""
+
+
+@pytest.mark.on_cuda_too
+def test_a_worker_that_is_stopped_where_others_wait_for_it_is_replaced(
+    backend: LocalBackend, cpus: LocalBackend, tmp_path: Path
+) -> None:
+    calm = Driven(cpus, tmp_path / "calm", PRINTS).run()
+    stops = PRINTS.replace("for _ in trainer.epochs", STOPS + "for _ in trainer.epochs")
+    finished = Driven(backend, tmp_path / "stopped", stops, patience_seconds=3.0).run(2)
+    assert (tmp_path / "stopped" / "stopped").exists()
+    assert_same(calm, finished)
+
+
 def test_a_stopped_fork_server_stops_no_job(tmp_path: Path) -> None:
     with LocalBackend() as own:
 
         def stop_server(coordinator: Coordinator) -> None:
-            os.kill(own._server.pid, signal.SIGSTOP)
+            os.kill(own.server_pid, signal.SIGSTOP)
             os.kill(coordinator.status().workers[1].pid, signal.SIGKILL)
 
         calm = Driven(own, tmp_path / "calm", PRINTS).run()
@@ -87,15 +109,21 @@ def test_a_stopped_fork_server_stops_no_job(tmp_path: Path) -> None:
 
 
 def test_a_fork_server_that_is_killed_while_it_starts_is_replaced(tmp_path: Path, run_job: Launcher) -> None:
-    class Killed(LocalBackend):
-        kills = 2
-
-        def _start_server(self) -> None:
-            super()._start_server()
-            if self.kills:
-                self.kills -= 1
-                self._server.kill()
-
-    with Killed() as own:
+    (tmp_path / "sitecustomize.py").write_text(KILLED_TWICE)
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    with LocalBackend(environment={"PYTHONPATH": path}) as own:
         assert Driven(own, tmp_path / "job", PRINTS).run().outcome.code == 0
-    assert until(lambda: own.kills == 0)
+    assert (tmp_path / "started").read_text() == "xxx"
+
+
+# Python runs this before anything else. Workers are forked, so that only servers come here.
+KILLED_TWICE = """
+import os, signal
+from pathlib import Path
+
+started = Path(__file__).with_name("started")
+with started.open("a") as file:
+    file.write("x")
+if len(started.read_text()) < 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""

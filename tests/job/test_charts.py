@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from virtualflow.cli.timeline import WINDOW, _periods, _runs, _throughput
-from virtualflow.events import STREAM, Event, Regrouped, RunStarted, StepDone, read_timed_events
+from virtualflow.cli.timeline import WINDOW, _periods, _runs, _stops, _throughput
+from virtualflow.events import STREAM, Regrouped, RunStarted, StepDone, StreamEvent, read_timed_events
 from virtualflow.job.folder_view import device_periods
 from virtualflow.job.history import MAX_SAMPLES, Watch
 from virtualflow.manager.api.views import series
@@ -18,11 +18,11 @@ STEPS = WINDOW + 5
 PAUSE = 1000.0
 
 
-def run(begin: float, first: int, devices: list[str]) -> list[tuple[float, Event]]:
+def run(begin: float, first: int, devices: list[str]) -> list[tuple[float, StreamEvent]]:
     """A step of 8 examples every second."""
     steps = range(first, first + STEPS)
-    told: list[tuple[float, Event]] = [(begin, RunStarted({}, devices, devices, 1))]
-    return told + [
+    events: list[tuple[float, StreamEvent]] = [(begin, RunStarted({}, devices, devices, 1))]
+    return events + [
         (begin + 1 + place, StepDone(step, 0, 1.0, "", None, "", "", 8, 0.5, 1)) for place, step in enumerate(steps)
     ]
 
@@ -41,8 +41,9 @@ def stream(tmp_path: Path) -> Path:
 
 def test_the_timeline_has_a_gap_where_the_job_was_stopped(stream: Path) -> None:
     runs = _runs(list(read_timed_events(stream)))
-    periods = [(period.start, period.end) for each in runs for period in _periods(each)]
-    assert periods == [(0.0, STEPS), (STEPS + PAUSE, 2 * STEPS + PAUSE)]
+    periods = [period for each in runs for period in _periods(each)]
+    assert [(period.start, period.end) for period in periods] == [(0.0, STEPS), (STEPS + PAUSE, 2 * STEPS + PAUSE)]
+    assert _stops(periods) == [(STEPS, STEPS + PAUSE)]  # drawn as paused
     for each in runs:
         assert {speed for _, speed in _throughput(each)} == {8.0}  # no window reaches over the gap
 
@@ -61,7 +62,7 @@ def test_a_gap_is_kept_when_samples_are_dropped(stream: Path) -> None:
     watch = Watch(stream)
     watch.read()
     for step in range(3 * MAX_SAMPLES):
-        watch._note(5000.0 + step, StepDone(step, 0, 1.0, "", None, "", "", 8, 0.5, 1))
+        watch.add(5000.0 + step, StepDone(step, 0, 1.0, "", None, "", "", 8, 0.5, 1))
     assert len(watch.samples) <= 2 * MAX_SAMPLES
     assert [sample.time for sample in watch.samples if sample.examples_per_second is None] == [STEPS]
 

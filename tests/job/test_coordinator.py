@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,21 +9,25 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Printed
-from tests.job.fakes import FakeBackend, FakeWorker
 from virtualflow.core.generation import Cause
 from virtualflow.core.job_state import JobState
 from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.outcome import JobOutcome
+from virtualflow.job.output import Logged
 from virtualflow.job.spec import Failure
 from virtualflow.job.wire_messages import (
     AllFinished,
     EarlyResult,
+    ExchangeWorker,
+    FileRead,
+    FirstLoopLeft,
     FormedGroup,
     GroupPost,
     HoldsState,
     JoinRefused,
     Leaving,
+    ModuleLoaded,
     NewGeneration,
     ReadyToJoin,
     ScriptFinished,
@@ -32,6 +35,8 @@ from virtualflow.job.wire_messages import (
     TrainerMade,
     WorkerFailed,
 )
+from virtualflow.program.manifest import digest_of_file
+from virtualflow.testing import FakeBackend, FakeWorker
 
 Plan = Callable[["Job"], Iterator[None]]  # what happens, a yield for each turn of the coordinator
 MAX_TURNS = 500
@@ -40,7 +45,7 @@ MAX_TURNS = 500
 class Job:
     """A job on fake workers."""
 
-    def __init__(self, folder: Path, backend: FakeBackend) -> None:
+    def __init__(self, folder: Path, backend: FakeBackend, *, with_logs: bool = False) -> None:
         script = folder / "script.py"
         script.write_text("")
         self.backend = backend
@@ -49,7 +54,8 @@ class Job:
         self.folder.create(self._spec)
         self.printed = Printed()
         self.received: dict[str, list[ToWorker]] = {}
-        self.coordinator = Coordinator(self._spec, self.folder, backend, self.printed, self._tick)
+        sink = Logged(self.folder.path / "logs", self.printed) if with_logs else self.printed
+        self.coordinator = Coordinator(self._spec, self.folder, backend, sink, self._tick)
 
     def run(self, plan: Plan) -> JobOutcome:
         self._plan = plan(self)
@@ -97,7 +103,7 @@ def finish(job: Job) -> Iterator[None]:
 def test_a_job_is_done_when_every_script_is(job: Job) -> None:
     assert job.run(finish) == JobOutcome(0)
     assert [job.last(device) for device in "01"] == [AllFinished()] * 2
-    assert job.folder.read_state()["state"] == JobState.DONE
+    assert job.folder.read_state().state == JobState.DONE
 
 
 def test_the_status_shows_who_runs_which_virtual_nodes(job: Job) -> None:
@@ -109,7 +115,7 @@ def test_the_status_shows_who_runs_which_virtual_nodes(job: Job) -> None:
         assert status.state == JobState.RUNNING
         assert [(worker.device, worker.virtual_nodes) for worker in status.workers] == [("0", (0, 1)), ("1", (2, 3))]
         yield
-        assert job.folder.written_state() == json.loads(json.dumps(status.as_json()))
+        assert job.folder.written_state() == status
         job.all_send(ScriptFinished())
 
     assert job.run(plan).code == 0
@@ -185,6 +191,24 @@ def test_a_joiner_that_refuses_itself_is_not_tried_again(job: Job) -> None:
     assert "device 2 can't join: config.json changed" in job.printed.text["0", "stderr"].decode()
 
 
+def test_a_joiner_whose_script_hangs_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("virtualflow.job.coordinator.JOIN_PATIENCES", 0.0)
+
+    def plan(job: Job) -> Iterator[None]:
+        job.all_send(TrainerMade((1,) * 4, 10))
+        yield
+        job.coordinator.resize(3)
+        yield
+        while not job.coordinator.roster.is_settled:  # its line is there, and may have heartbeats: that is no progress
+            yield
+        job.all_send(ScriptFinished())
+
+    assert job.run(plan) == JobOutcome(0)
+    assert (
+        "device 2 can't join: its script has not come to where the job is" in job.printed.text["0", "stderr"].decode()
+    )
+
+
 def test_an_error_of_one_script_is_the_jobs(job: Job) -> None:
     failure = Failure("1", "ValueError", "Traceback\nValueError: no\n")
 
@@ -196,7 +220,7 @@ def test_an_error_of_one_script_is_the_jobs(job: Job) -> None:
 
     assert job.run(plan) == JobOutcome(1, failure)
     state = job.folder.written_state()
-    assert (state["state"], state["reason"], state["lost"]) == (JobState.FAILED, "ValueError: no", False)
+    assert (state.state, state.reason, state.lost) == (JobState.FAILED, "ValueError: no", False)
 
 
 def test_a_job_whose_workers_are_all_killed_failed_through_no_fault_of_its_script(job: Job) -> None:
@@ -209,7 +233,7 @@ def test_a_job_whose_workers_are_all_killed_failed_through_no_fault_of_its_scrip
     assert outcome.code == 128 + signal.SIGKILL
     assert outcome.failure is not None
     assert "all workers were lost" in outcome.failure.text
-    assert job.folder.written_state()["lost"]
+    assert job.folder.written_state().lost
 
 
 def test_a_stop_that_comes_too_late_leaves_a_job_that_is_done(job: Job) -> None:
@@ -220,7 +244,7 @@ def test_a_stop_that_comes_too_late_leaves_a_job_that_is_done(job: Job) -> None:
         job.all_send(ScriptFinished())
 
     assert job.run(plan) == JobOutcome(0)
-    assert job.folder.written_state()["state"] == JobState.DONE
+    assert job.folder.written_state().state == JobState.DONE
     assert not job.coordinator.was_stopped
 
 
@@ -239,4 +263,44 @@ def test_a_preempted_job_stops_with_all_its_workers(job: Job) -> None:
 
     assert job.run(plan) == JobOutcome(0)
     assert job.coordinator.was_preempted
-    assert job.folder.written_state()["state"] == JobState.CANCELLED
+    assert job.folder.written_state().state == JobState.CANCELLED
+
+
+def test_a_worker_that_names_a_file_outside_of_the_job_ends_alone(job: Job) -> None:
+    def plan(job: Job) -> Iterator[None]:
+        job.all_send(TrainerMade((1,) * 4, 10))
+        yield
+        job.worker("1").send(ModuleLoaded("../../../outside", "outside", b"x = 1"))
+        while (new := job.generation("0")) is None:
+            yield
+        job.worker("0").send(FormedGroup(new.generation.number))
+        job.worker("0").send(ScriptFinished())
+
+    assert job.run(plan) == JobOutcome(0)
+    assert job.coordinator.status().failures == 1
+    assert not list(job.folder.path.parent.rglob("outside"))
+
+
+@pytest.mark.parametrize("obstacle", ["closed", "changed file"])
+def test_an_exchange_that_is_no_longer_possible_is_given_up_and_the_job_goes_on(job: Job, obstacle: str) -> None:
+    config = job.folder.path.parent / "config.json"
+    config.write_text("{}")
+
+    def plan(job: Job) -> Iterator[None]:
+        job.all_send(TrainerMade((1,) * 4, 10))
+        yield
+        job.worker("0").send(FileRead(str(config), digest_of_file(str(config)) or ""))
+        job.worker("0").send(ExchangeWorker("cpu"))
+        while (new := job.generation("0")) is None:
+            yield
+        assert new.generation.devices == ("0",)  # without its last one, and back
+        if obstacle == "closed":
+            job.worker("0").send(FirstLoopLeft())
+        else:
+            config.write_text("other")
+        job.worker("0").send(FormedGroup(new.generation.number))
+        while "audit: no worker was exchanged" not in job.printed.text["0", "stderr"].decode():
+            yield
+        job.worker("0").send(ScriptFinished())
+
+    assert job.run(plan) == JobOutcome(0)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 
-from tests.job.fakes import FakeBackend
-from virtualflow.job.crew import Crew, Worker
+from virtualflow.core.job_description import JobDescription
+from virtualflow.errors import LaunchError
+from virtualflow.job.crew import MAX_LAST_READS, MAX_ROUNDS, Crew, Worker
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.wire import Wire
 from virtualflow.job.wire_messages import (
@@ -22,6 +25,7 @@ from virtualflow.job.wire_messages import (
     ReadyToJoin,
     Released,
 )
+from virtualflow.testing import FakeBackend, FakeClock
 
 
 class Noted:
@@ -30,10 +34,11 @@ class Noted:
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
         self.fails_on: type | None = None
+        self.error: Exception = LookupError("no such thing")
 
     def on_message(self, worker: Worker, message: FromWorker) -> None:
         if self.fails_on is not None and isinstance(message, self.fails_on):
-            raise LookupError("no such thing")
+            raise self.error
         self.events.append((worker.device, message))
 
     def on_output(self, worker: Worker, stream: str, data: bytes) -> None:
@@ -68,7 +73,7 @@ def crew(backend: FakeBackend, owner: Noted) -> Iterator[Crew]:
 
 
 def spec(device: str) -> WorkerSpec:
-    return WorkerSpec("job", "", device, ("0", "1"), "s.py", (), "127.0.0.1", 30.0)
+    return WorkerSpec("job", JobDescription("s.py"), "", device, ("0", "1"), "127.0.0.1", 30.0)
 
 
 def test_a_message_is_passed_on_with_its_worker(crew: Crew, backend: FakeBackend, owner: Noted) -> None:
@@ -109,12 +114,13 @@ def test_a_worker_that_sends_no_message_of_ours_is_killed_and_the_others_go_on(
     assert "device 0 sent what can't be understood" in caplog.text
 
 
+@pytest.mark.parametrize("error", [LookupError, OSError, LaunchError, RecursionError, MemoryError, RuntimeError])
 def test_a_message_that_can_not_be_handled_ends_its_worker_alone(
-    crew: Crew, backend: FakeBackend, owner: Noted
+    crew: Crew, backend: FakeBackend, owner: Noted, error: type[Exception]
 ) -> None:
     crew.start(spec("0"))
     crew.start(spec("1"))
-    owner.fails_on = FormedGroup
+    owner.fails_on, owner.error = FormedGroup, error("whatever it is")
     backend.workers["0"].send(FormedGroup(10**6))
     backend.workers["1"].send(ReadyToJoin())
     crew.pump(0.0)
@@ -182,3 +188,93 @@ def test_a_worker_whose_output_somebody_still_holds_makes_room_for_the_next(crew
         crew.pump(0.0)
         assert crew.is_empty
     assert len(crew.selector.get_map()) == 1  # the backend alone
+
+
+def test_what_still_writes_where_a_worker_has_ended_is_not_listened_to_for_ever(
+    crew: Crew, backend: FakeBackend, owner: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew.start(spec("0"))
+    worker, read = backend.workers["0"], []
+
+    def write_more(_: Worker, stream: str, data: bytes) -> None:
+        read.append(data)
+        assert len(read) < 10 * MAX_LAST_READS, "it never ends"
+        worker.write(stream, b"more\n")
+
+    monkeypatch.setattr(owner, "on_output", write_more)
+    worker.write("stdout", b"a daemon that goes on\n")
+    backend.end(worker, 0, output_is_held=True)
+    crew.pump(0.0)
+    assert owner.events == [("0", "exit", 0)]
+    assert "".join(map(bytes.decode, read)).startswith("a daemon that goes on\nmore\n")
+
+
+def test_who_could_not_be_heard_while_the_loop_was_held_up_is_not_silent(
+    crew: Crew, backend: FakeBackend, owner: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("virtualflow.job.crew.time", SimpleNamespace(monotonic=clock))
+    crew.start(spec("0")).last_seen = clock.now
+    crew.pump(0.0)
+    backend.workers["0"].wire.beat()
+    clock.now += 10.0  # something else took the loop's time
+    crew.kill_silent(["0"], 3.0)
+    crew.pump(0.0)
+    assert (list(crew.workers), owner.events) == (["0"], [])
+    clock.now += 10.0  # the whole machine stood still
+    crew.pump(0.0)
+    crew.kill_silent(["0"], 3.0)
+    assert list(crew.workers) == ["0"]
+    listen(crew, clock, 4)  # it says nothing
+    crew.kill_silent(["0"], 3.0)
+    crew.pump(0.0)
+    assert owner.events == [("0", "exit", -signal.SIGKILL)]
+
+
+def listen(crew: Crew, clock: FakeClock, seconds: int) -> None:
+    for _ in range(seconds):
+        clock.now += 1.0
+        crew.pump(0.0)
+
+
+def test_who_is_silent_while_others_are_not_is_ended(
+    crew: Crew, backend: FakeBackend, owner: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("virtualflow.job.crew.time", SimpleNamespace(monotonic=clock))
+    for device in "01":
+        crew.start(spec(device)).last_seen = clock.now
+    listen(crew, clock, 4)
+    crew.kill_left_behind(3.0)
+    crew.pump(0.0)
+    assert owner.events == []  # both are: nobody waits for anybody
+    backend.workers["0"].wire.beat()
+    listen(crew, clock, 1)
+    crew.kill_left_behind(3.0)
+    crew.pump(0.0)
+    assert owner.events == [("1", "exit", -signal.SIGKILL)]
+
+
+def test_a_guest_that_never_stops_talking_keeps_nobody_from_being_heard(
+    crew: Crew, backend: FakeBackend, owner: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        crew.start(spec("0"))
+        device = crew.new_guest_name("far")
+        crew.admit(device, Wire(ours, FROM_WORKER), "far", 7)
+        guest, heard = Wire(theirs, TO_WORKER), Counter[str]()
+
+        def say_more(worker: Worker, message: FromWorker) -> None:
+            heard[worker.device] += 1
+            assert heard[worker.device] <= 2 * MAX_ROUNDS, "it never ends"
+            if worker.device == device:
+                guest.send(message)  # there is always something to read on its line
+
+        monkeypatch.setattr(owner, "on_message", say_more)
+        guest.send(Leaving())
+        for turn in (1, 2):
+            backend.workers["0"].send(ReadyToJoin())
+            crew.pump(0.0)
+            assert heard == {"0": turn, device: turn * MAX_ROUNDS}

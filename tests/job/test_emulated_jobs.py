@@ -9,8 +9,8 @@ import pytest
 from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.emulation import Emulated
+from virtualflow.core.job_description import JobDescription
 from virtualflow.errors import ManagerError
-from virtualflow.job.job_description import JobDescription
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
@@ -28,15 +28,15 @@ def submission(**facts: object) -> Submission:
 @pytest.fixture
 def manager(vf_home: Path) -> Manager:
     vf_home.mkdir()
-    told = Cluster(parse_pools("V100:2"), {name: CLUSTERS.to_json() for name in ("V100:0", "V100:1")})
-    return Manager(told, registry.make("wfs"), Records(vf_home / "jobs.sqlite"))
+    cluster = Cluster(parse_pools("V100:2"), {name: CLUSTERS.to_json() for name in ("V100:0", "V100:1")})
+    return Manager(cluster, registry.make("wfs"), Records(vf_home / "jobs.sqlite"))
 
 
 def test_a_job_has_its_own_emulation_and_others_the_clusters(manager: Manager) -> None:
     own = manager.submit(submission(emulated={"V100": OWN.to_json()}))
     other = manager.submit(submission())
     for job_id, expected in ((own, OWN), (other, CLUSTERS)):
-        emulated = manager.fleet.folder(job_id).spec().emulated
+        emulated = manager.fleet.folder(job_id).spec().description.emulated
         assert {name: Emulated.from_json(facts) for name, facts in emulated.items()} == {
             "V100:0": expected,
             "V100:1": expected,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import tempfile
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,11 @@ from tests.conftest import Finished, Launcher
 from virtualflow.errors import LaunchError
 from virtualflow.job.listener import listen
 
-LATE = Path(tempfile.mkdtemp()) / "late"
+NO_END = {"patience_seconds": 600.0}  # longer than a test may take: whoever waits for that has failed
 PROLOGUE = """
 import os, sys, time, torch, virtualflow as vf
 from tests.train.small import *
+from virtualflow.train import solo
 vf.seed(0)
 model = mlp()
 """
@@ -25,23 +24,22 @@ model = mlp()
 
 @pytest.fixture
 def job(run_job: Launcher, tmp_path: Path):  # type: ignore[no-untyped-def]
-    def run(body: str, devices: int = 2, **options: object) -> tuple[Finished, float]:
+    def run(body: str, devices: int = 2, prologue: str = PROLOGUE, **options: object) -> Finished:
         script = tmp_path / "script.py"
-        script.write_text(PROLOGUE + textwrap.dedent(body))
-        started = time.monotonic()
-        return run_job(script, devices, **options), time.monotonic() - started  # type: ignore[arg-type]
+        script.write_text(prologue + textwrap.dedent(body))
+        return run_job(script, devices, **options)  # type: ignore[arg-type]
 
     return run
 
 
 TRAIN = """
 trainer = make(model)
-me = trainer._membership.device
+me = solo.current().device
 """
 
 
 def test_more_devices_than_virtual_nodes(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job("make(model, virtual_nodes=2)", devices=3)
+    finished = job("make(model, virtual_nodes=2)", devices=3)
     assert finished.outcome.code == 1
     assert "cannot map 2 virtual nodes onto 3 devices" in finished.failure
     assert "Use at most 2 devices" in finished.failure
@@ -49,7 +47,7 @@ def test_more_devices_than_virtual_nodes(job) -> None:  # type: ignore[no-untype
 
 
 def test_batch_size_below_virtual_nodes(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job("make(model, batch_size=3, virtual_nodes=4)")
+    finished = job("make(model, batch_size=3, virtual_nodes=4)")
     assert "batch_size=3 is below virtual_nodes=4" in finished.failure
 
 
@@ -64,13 +62,13 @@ def test_batch_size_below_virtual_nodes(job) -> None:  # type: ignore[no-untyped
     ],
 )
 def test_a_loss_fn_that_returns_something_else(job, returned: str, message: str) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job(f"train(make(model, lambda m, b: {returned}), regression())")
+    finished = job(f"train(make(model, lambda m, b: {returned}), regression())")
     assert message in finished.failure
 
 
 NAN = """
 def loss_fn(model, batch):
-    here = trainer.global_step == 2 and bool((batch[0] == data.tensors[0][marked]).all(1).any())
+    here = trainer.global_step == 2 and bool((batch[0] == data.tensors[0][marked].to(batch[0].device)).all(1).any())
     return mse(model, batch) * (float("nan") if here else 1.0)
 data = regression()
 trainer = make(model, loss_fn, on_nan=%r)
@@ -79,27 +77,29 @@ marked = int(Epoch(0, shuffled(0, 0, 40), [2] * 4).batch(2).shards[3][1])
 """
 
 
+@pytest.mark.on_cuda_too
 def test_a_nan_loss_names_the_step_and_the_virtual_node(job) -> None:  # type: ignore[no-untyped-def]
-    finished, seconds = job(NAN % "raise" + "train(trainer, data)", devices=3)
+    finished = job(NAN % "raise" + "train(trainer, data)", devices=3, **NO_END)
     assert "in step 2, virtual node 3, the loss is nan" in finished.failure
     assert finished.outcome.code == 1
-    assert seconds < 20
 
 
+@pytest.mark.on_cuda_too
 def test_a_nan_loss_can_be_trained_through(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job(NAN % "continue" + "print(len(train(trainer, data)))", devices=3)
+    finished = job(NAN % "continue" + "print(len(train(trainer, data)))", devices=3)
     assert finished.digest == "5"
 
 
+@pytest.mark.on_cuda_too
 def test_a_gradient_that_is_not_finite_names_the_parameter(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job("train(make(model, lambda m, b: (m(b[0]) * 0).abs().sqrt().mean()), regression())")
+    finished = job("train(make(model, lambda m, b: (m(b[0]) * 0).abs().sqrt().mean()), regression())")
     assert "the gradient of" in finished.failure
     assert "virtual node 0" in finished.failure
 
 
 @pytest.mark.parametrize("where", ["0", "2"])
 def test_a_script_that_raises_on_one_worker_stops_all(job, where: str) -> None:  # type: ignore[no-untyped-def]
-    finished, seconds = job(
+    finished = job(
         TRAIN
         + f"""
 for _ in trainer.epochs(50):
@@ -109,6 +109,7 @@ for _ in trainer.epochs(50):
             raise ValueError("only here")
 """,
         devices=4,
+        **NO_END,
     )
     assert finished.outcome.code == 1
     assert finished.outcome.failure is not None
@@ -116,19 +117,18 @@ for _ in trainer.epochs(50):
     assert finished.failure.count("Traceback") == 1
     assert finished.failure.rstrip().endswith("ValueError: only here")
     assert all(not finished.err(device) for device in "0123")
-    assert seconds < 20
 
 
 def test_the_exit_code_is_the_scripts(job) -> None:  # type: ignore[no-untyped-def]
-    assert job("sys.exit(7)")[0].outcome.code == 7
-    assert job("sys.exit()", devices=1)[0].outcome.code == 0
-    finished, _ = job("sys.exit('bad data')")
+    assert job("sys.exit(7)").outcome.code == 7
+    assert job("sys.exit()", devices=1).outcome.code == 0
+    finished = job("sys.exit('bad data')")
     assert finished.outcome.code == 1
     assert "bad data" in finished.err()
 
 
 def test_a_message_of_sys_exit_is_heard_from_any_worker(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job(
+    finished = job(
         """
 from virtualflow.train import solo
 if solo.installed().device == "0":
@@ -141,7 +141,7 @@ sys.exit("no such data file")
 
 
 def test_a_worker_that_makes_another_call_gets_an_error_that_names_both(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job(
+    finished = job(
         TRAIN
         + """
 for _ in trainer.epochs(1):
@@ -157,7 +157,7 @@ for _ in trainer.epochs(1):
 
 
 def test_a_worker_that_ends_early_is_named(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job(
+    finished = job(
         TRAIN
         + """
 for _ in trainer.epochs(1):
@@ -172,15 +172,13 @@ for _ in trainer.epochs(1):
 
 
 def test_workers_that_start_from_different_models_are_told(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job("model[0].weight.data += float(os.getpid())\nmake(model)")
+    finished = job("model[0].weight.data += float(os.getpid())\nmake(model)")
     assert "On device 1, 0.weight is" in finished.failure
 
 
 def test_without_a_seed_the_leads_model_goes_to_all(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job(
+    finished = job(
         """
-from virtualflow.train import seeding
-seeding._seeded = None
 torch.manual_seed(os.getpid())
 model = mlp()
 trainer = vf.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), mse, batch_size=8, virtual_nodes=4)
@@ -188,32 +186,33 @@ train(trainer, regression())
 print(trainer.digest())
 """,
         devices=3,
+        prologue=PROLOGUE.replace("vf.seed(0)\n", ""),
     )
     assert {finished.out(device) for device in "012"} == {finished.out()}
     assert not finished.certificate.facts["seeded"]
 
 
 def test_out_of_memory_on_one_worker_says_what_to_do(job) -> None:  # type: ignore[no-untyped-def]
-    finished, seconds = job(
+    finished = job(
         """
 import resource
 def loss_fn(model, batch):
-    if trainer.global_step == 1 and trainer._membership.device == "1":
+    if trainer.global_step == 1 and solo.current().device == "1":
         resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
         torch.empty(2**34)
     return mse(model, batch)
 trainer = make(model, loss_fn)
 train(trainer, regression())
-"""
+""",
+        **NO_END,
     )
     assert finished.outcome.code == 1
     assert "out of memory in step 1, virtual node 2 with 2 example(s)" in finished.failure
     assert "more virtual nodes" in finished.failure
-    assert seconds < 20
 
 
 def test_a_script_that_kills_every_worker_does_not_loop_for_ever(job) -> None:  # type: ignore[no-untyped-def]
-    finished, seconds = job(
+    finished = job(
         TRAIN
         + """
 for _ in trainer.epochs(50):
@@ -223,15 +222,16 @@ for _ in trainer.epochs(50):
             os.kill(os.getpid(), 9)
 """,
         devices=2,
+        **NO_END,
     )
     assert finished.outcome.code == 137
     assert "was killed by SIGKILL" in finished.failure
     assert "lost" in finished.failure
-    assert seconds < 60
 
 
-def test_a_late_worker_is_replaced_and_the_job_goes_on(job) -> None:  # type: ignore[no-untyped-def]
-    finished, seconds = job(
+@pytest.mark.on_cuda_too
+def test_a_late_worker_is_replaced_and_the_job_goes_on(job, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    finished = job(
         TRAIN
         + """
 for _ in trainer.epochs(1):
@@ -241,11 +241,11 @@ for _ in trainer.epochs(1):
             time.sleep(60)
         trainer.step(batch)
 print(trainer.global_step)
-""".replace('"late"', repr(str(LATE))),
+""".replace('"late"', repr(str(tmp_path / "late"))),
         patience_seconds=2.0,
     )
     assert finished.digest == "5"
-    assert seconds < 40
+    assert [(change.cause, change.left) for change in finished.changes][:1] == [("loss", ["1"])]
 
 
 def test_a_port_in_use_is_told() -> None:
@@ -257,7 +257,7 @@ def test_a_port_in_use_is_told() -> None:
 
 
 def test_a_forward_that_writes_parameters_is_refused_by_name(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job(
+    finished = job(
         """
 def loss_fn(model, batch):
     with torch.no_grad():
@@ -270,7 +270,7 @@ train(make(model, loss_fn), regression())
 
 
 def test_integer_buffers_must_agree(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job(
+    finished = job(
         """
 model.register_buffer("count", torch.zeros((), dtype=torch.int64))
 def loss_fn(model, batch):
@@ -295,7 +295,7 @@ train(make(Hidden()), regression())
 
 
 def test_a_counter_in_a_module_is_refused_in_the_first_step(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job(HIDDEN)
+    finished = job(HIDDEN)
     assert "keeps something in 'calls'" in finished.failure
     assert not finished.steps
 
@@ -304,15 +304,15 @@ LATER = HIDDEN.replace("0.01 * self.calls", "(self.calls > 9)")
 
 
 def test_the_audit_finds_a_counter_in_a_module_that_counts_later(job) -> None:  # type: ignore[no-untyped-def]
-    assert job(LATER)[0].outcome.code == 0
-    finished, _ = job(LATER, audit=True)
+    assert job(LATER).outcome.code == 0
+    finished = job(LATER, audit=True)
     assert "hidden state: in step" in finished.failure
     assert finished.outcome.failure is not None
     assert finished.outcome.failure.cause == "HiddenStateError"
 
 
 def test_the_audit_passes_a_clean_script(job) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job("train(make(torch.nn.Sequential(mlp(), torch.nn.Dropout(0.1))), regression())", audit=True)
+    finished = job("train(make(torch.nn.Sequential(mlp(), torch.nn.Dropout(0.1))), regression())", audit=True)
     assert finished.outcome.code == 0
     assert all(step.accumulator for step in finished.steps)
 
@@ -329,7 +329,7 @@ for _ in trainer.epochs(3):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_audit_finds_a_variable_that_a_worker_that_joins_does_not_have(job, devices: int) -> None:  # type: ignore[no-untyped-def]
-    finished, _ = job(FORGOTTEN, devices, audit=True)
+    finished = job(FORGOTTEN, devices, audit=True)
     assert "HiddenStateError" in finished.failure
     assert "a variable of the script" in finished.failure
 

@@ -43,7 +43,7 @@ def test_nobody_waits_at_a_fifo(folder: JobFolder) -> None:
     with pytest.raises(OSError, match="No such device"):
         write_json(folder.path / "other.json", {})
     write_json(state, {"state": "DONE", "workers": []})  # takes its place
-    assert folder.written_state()["state"] == "DONE"
+    assert folder.written_state().state == "DONE"
 
 
 def test_what_is_no_json_is_damaged(folder: JobFolder) -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from virtualflow.core.job_state import JobState
-from virtualflow.events import STREAM, EpochStarted, Event, Regrouped, RunStarted, StepDone
+from virtualflow.events import STREAM, EpochStarted, Regrouped, RunStarted, StepDone, StreamEvent
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.folder_view import FolderView
+from virtualflow.job.status import JobStatus, WorkerStatus
 
 NAMES = {RunStarted: "run started", StepDone: "step", Regrouped: "regrouped", EpochStarted: "epoch started"}
 
 
-def step(number: int, loss: float = 1.0) -> Event:
+def step(number: int, loss: float = 1.0) -> StreamEvent:
     return StepDone(number, 0, loss, "", None, "", "", 8, 0.5, 1)
 
 
@@ -28,14 +29,14 @@ class AJob:
         self.folder.make()
         self.folder.change(JobSpec.of("a", "/home/ada/train.py", (), ("0", "1"), name="mine"))
 
-    def events(self, *timed: tuple[float, Event]) -> None:
+    def events(self, *timed: tuple[float, StreamEvent]) -> None:
         lines = [{"event": NAMES[type(event)], "time": at, **asdict(event)} for at, event in timed]
         with (self.folder.path / STREAM).open("a") as stream:
             stream.writelines(json.dumps(line) + "\n" for line in lines)
 
     def state(self, state: str, *devices: str) -> None:
-        workers = [{"device": device, "virtual_nodes": [place]} for place, device in enumerate(devices)]
-        self.folder.write_state({"state": state, "workers": workers, "generation": 0, "virtual_nodes": 2, "resizes": 1})
+        workers = tuple(WorkerStatus(device, virtual_nodes=(place,)) for place, device in enumerate(devices))
+        self.folder.write_state(JobStatus(JobState(state), virtual_nodes=2, workers=workers, resizes=1))
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_a_second_look_reads_only_what_is_new(job: AJob) -> None:
 
 
 def test_a_state_of_another_version_is_unknown_and_shown(job: AJob) -> None:
-    job.folder.write_state({"state": "DREAMING", "workers": [], "generation": 0, "wanted": 3, "launched": 1e12})
+    (job.folder.path / "state.json").write_text('{"state": "DREAMING", "workers": [], "wanted": [], "dreams": 3}')
     view, _ = FolderView(job.folder).look(now=20.0)
     assert (view.state, view.want) == (JobState.UNKNOWN, 2)
 

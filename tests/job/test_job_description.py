@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from virtualflow.core.job_description import JobDescription
 from virtualflow.errors import DamagedError
 from virtualflow.job.folder import JobFolder, JobSpec
-from virtualflow.job.job_description import JobDescription
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -24,8 +24,8 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 def test_options_reach_the_description_or_the_launch_by_their_name() -> None:
     spec = JobSpec.of("a", "train.py", (), ("0",), checkpoint_every=5, patience_seconds=2.0)
     changed = spec.changed(checkpoint_every=7, devices=("1",))
-    assert (spec.checkpoint_every, spec.patience_seconds) == (5, 2.0)
-    assert changed.description == JobDescription("train.py", checkpoint_every=7, hash_seed=spec.hash_seed)
+    assert (spec.description.checkpoint_every, spec.patience_seconds) == (5, 2.0)
+    assert changed.description == JobDescription("train.py", checkpoint_every=7, hash_seed=spec.description.hash_seed)
     assert (changed.devices, changed.patience_seconds) == (("1",), 2.0)
     with pytest.raises(TypeError, match="no_such_option"):
         spec.changed(no_such_option=1)

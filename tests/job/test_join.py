@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import hosts
-from virtualflow.core.certificate import Certificate, compare
+from tests.ports import free_port
 from virtualflow.events import STREAM, read_events
+from virtualflow.events.certificate import Certificate, compare
+
+pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
 
 VF = [sys.executable, "-m", "virtualflow.cli.main"]
 JOB = Path(__file__).parent.parent / "chaos" / "job.py"
@@ -27,26 +30,20 @@ def options(hold: Path | None = None) -> str:
     return json.dumps({"epochs": EPOCHS, "evaluate": False, "hold": str(hold) if hold else None})
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def certificate(home: Path) -> Certificate:
     (folder,) = (home / "jobs").iterdir()
     return Certificate.of(read_events(folder / STREAM), "job")
 
 
 def status(home: Path) -> dict[str, object]:
-    shown = subprocess.run([*VF, "status", "--json"], capture_output=True, text=True, timeout=60, check=True,
+    shown = subprocess.run([*VF, "status", "--json"], capture_output=True, text=True, timeout=120, check=True,
                            env=os.environ | {"VF_HOME": str(home)})  # fmt: skip
     (job,) = json.loads(shown.stdout)
     return dict(job)
 
 
 def wait_for(home: Path, devices: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if (home / "jobs").exists():
             job = status(home)
@@ -83,13 +80,13 @@ def take_part(tmp_path: Path, address: str, job: list[str], guest: list[str], ca
             wait_for(home, 3)
             guests[1].send_signal(signal.SIGINT)  # Ctrl-C there is no end of the job here
             wait_for(home, 2)
-            assert guests[1].wait(timeout=20) == 0
+            assert guests[1].wait(timeout=120) == 0
             guests.append(subprocess.Popen(knock, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
             wait_for(home, 3)
             hold.unlink()
             output = coordinator.communicate(timeout=120)[0].decode()
             assert coordinator.returncode == 0, output
-            assert guests[2].wait(timeout=20) == 0
+            assert guests[2].wait(timeout=120) == 0
         finally:
             for process in (coordinator, *guests):
                 process.kill()
@@ -121,7 +118,7 @@ def test_nothing_is_accepted_without_the_token(tmp_path: Path) -> None:
             assert oct(token.stat().st_mode & 0o777) == "0o600"
             wrong.write_text("\n".join(["0123456789abcdef0123", *token.read_text().split()[1:]]))
             refused = subprocess.run([*VF, "join", f"127.0.0.1:{port}", "--token-file", str(wrong)],
-                                     capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+                                     capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
             assert refused.returncode == 2
             assert "the token is not the one" in refused.stderr
             with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:

@@ -7,15 +7,18 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from virtualflow.core.generation import Cause, Generation
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.membership import JobContext
 from virtualflow.errors import CoordinatorLostError, PeerLostError
 from virtualflow.job.member import ORPHANED, Leave, Member
+from virtualflow.job.rendezvous import PostBox, TorchGroup
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.wire import Wire
 from virtualflow.job.wire_messages import (
@@ -26,7 +29,9 @@ from virtualflow.job.wire_messages import (
     FirstLoopLeft,
     FormedGroup,
     FromWorker,
+    GroupPost,
     Heartbeat,
+    JoinRefused,
     NewGeneration,
     PeerLost,
     Released,
@@ -43,7 +48,7 @@ class Line:
     def __init__(self, **options: Any) -> None:
         self._theirs, self._ours = socket.socketpair()
         self._wire = Wire(self._theirs, FROM_WORKER)
-        spec = WorkerSpec("job", "", "0", ("0",), "s.py", (), "127.0.0.1", 30.0, **options)
+        spec = WorkerSpec("job", JobDescription("s.py"), "", "0", ("0",), "127.0.0.1", 30.0, **options)
         self.member = Member(spec, JobContext("job", Path()), Wire(self._ours, TO_WORKER))
         self._seen: list[FromWorker | Heartbeat] = []
 
@@ -144,6 +149,30 @@ def test_a_worker_recovers_with_the_generation_of_the_loss(line: Line) -> None:
     assert line.member.generation == 1
 
 
+def test_a_worker_of_another_type_of_device_is_refused_before_it_gets_the_state() -> None:
+    line = Line(joins=True)
+    posts = PostBox(lambda *word: line.send(GroupPost(*word)))
+    sender = TorchGroup("handover/1", 0, 2, "cuda")
+    line.publish(1, Cause.RESIZE, "1", "0", joining=("0",), sender="1")
+
+    def join() -> str:
+        with pytest.raises(Leave):
+            line.member.join(handover_unexpected)
+        return "left"
+
+    with ThreadPoolExecutor(2) as pool:
+        joined = pool.submit(join)
+        formed = pool.submit(sender.form, posts, "127.0.0.1", 30.0)
+        while not isinstance(message := line.next_message(), JoinRefused):
+            if isinstance(message, GroupPost):
+                posts.add(message.group, message.key, message.value)
+        formed.result()
+        assert joined.result() == "left"
+    assert "its device is of type cpu and the job's are of type cuda" in message.reason
+    sender.break_off()
+    line.close()
+
+
 def test_the_end_of_the_job_is_agreed_on_before_a_worker_ends(line: Line) -> None:
     line.send(AllFinished())
     line.member.finish()
@@ -194,7 +223,7 @@ def test_only_the_first_trainer_is_reported_and_joined(line: Line) -> None:
 def test_step_times_are_reported_if_somebody_needs_them(line: Line) -> None:
     reporting = Line(reports_pace=True)
     for each in (line, reporting):
-        each.member.tell_pace(7, 0.5, 1)
+        each.member.report_pace(7, 0.5, 1)
         each.member.begin_training()
         each.member.begin_training()
     assert line.next_message() == FirstLoopLeft()

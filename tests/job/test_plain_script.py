@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from virtualflow.cli.main import app
 
+pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
+
 TRAIN = """
 import sys, torch, virtualflow as vf
 from virtualflow.job.folder import all_jobs
@@ -24,7 +26,7 @@ trainer = vf.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn
 for _ in trainer.epochs(1):
     for batch in trainer.batches(torch.utils.data.TensorDataset(torch.ones(8, 2))):
         trainer.step(batch)
-    print(all_jobs()[0].read_state()["state"], all_jobs()[0].is_locked())
+    print(all_jobs()[0].read_state().state, all_jobs()[0].is_locked())
 if "fail" in sys.argv:
     raise ValueError("as it was told to")
 """
@@ -44,5 +46,5 @@ def test_status_and_clean_know_a_plain_script(
     (job,) = re.findall(r"^job (\S+)$", ran.stderr, re.M)
     (shown,) = json.loads(CliRunner().invoke(app, ["status", "--json"], catch_exceptions=False).stdout)
     assert (shown["id"], shown["state"], shown["step"]) == (job, state, 2)
-    CliRunner().invoke(app, ["clean", job], catch_exceptions=False)
+    CliRunner().invoke(app, ["clean", "--yes", job], catch_exceptions=False)
     assert not (vf_home / "jobs" / job).exists()

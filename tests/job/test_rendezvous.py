@@ -21,7 +21,7 @@ connections = []
 for line in sys.stdin:
     host, port = line.split()
     for number in range(2):
-        connections.append(socket.create_connection((host, int(port)), timeout=5))
+        connections.append(socket.create_connection((host, int(port)), timeout=60))
         connections[-1].sendall(struct.pack("<q", number))
     print("connected", flush=True)
 """
@@ -45,7 +45,7 @@ def connected(size: int, on_word: Callable[[Word], None] = lambda _: None) -> li
     return posts
 
 
-def form(posts: PostBox, rank: int, size: int, patience_seconds: float = 20.0) -> TorchGroup:
+def form(posts: PostBox, rank: int, size: int, patience_seconds: float = 60.0) -> TorchGroup:
     group = TorchGroup("generation/1", rank, size)
     group.form(posts, LOOPBACK, patience_seconds)
     return group
@@ -60,11 +60,9 @@ def test_who_waits_for_a_worker_that_was_lost_is_freed_at_once() -> None:
         group.cut_connections()
         posts.wake()
 
-    started = time.monotonic()
     threading.Thread(target=cut).start()
     with pytest.raises(PeerLostError, match="a worker was lost meanwhile"):
-        group.form(posts, LOOPBACK, 600.0)
-    assert time.monotonic() - started < 300  # not all its patience
+        group.form(posts, LOOPBACK, 600.0)  # longer than a test may take
 
 
 def test_a_group_that_a_stranger_has_connected_to_is_left_before_anything_is_sent() -> None:
@@ -92,6 +90,6 @@ def test_a_group_that_a_stranger_has_connected_to_is_left_before_anything_is_sen
 
     try:
         with ThreadPoolExecutor(2) as pool:
-            assert "somebody else has connected in a worker's place" in next(pool.map(outcome, range(2)))
+            assert "another process has connected in a worker's place" in next(pool.map(outcome, range(2)))
     finally:
         stranger.communicate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import selectors
 import socket
 import ssl
@@ -20,15 +21,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.ports import free_port
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
 from virtualflow.errors import LaunchError
-from virtualflow.job import control, listener, tokens
+from virtualflow.job import control, tokens
 from virtualflow.job.folder import JobFolder
-from virtualflow.job.listener import MAX_WAITING, Listener
+from virtualflow.job.listener import LOG_SECONDS, MAX_WAITING, PAUSE_SECONDS, WAIT_SECONDS, Listener
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.status import JobStatus
-from virtualflow.job.wire_messages import GetStatus, Request, StopJob, WorkAssigned
+from virtualflow.job.wire_messages import GetStatus, JobRequest, WorkAssigned
 from virtualflow.system import tls
+from virtualflow.testing import FakeClock
 
 LINES = [
     b"\n",
@@ -53,7 +57,7 @@ LINES = [
 
 
 STATUS = JobStatus(JobState.RUNNING, 0, 4, (), ("0",), 0, 0, 0, 0, False, (), False)
-WORK = WorkAssigned(WorkerSpec("job", "", "a/1", ("0",), "s.py", (), "127.0.0.1", 30.0), {})
+WORK = WorkAssigned(WorkerSpec("job", JobDescription("s.py"), "", "a/1", ("0",), "127.0.0.1", 30.0), {})
 
 
 class Job:
@@ -65,16 +69,16 @@ class Job:
         folder.mkdir()
         self.token_file = folder / "token"
         self.admitted: list[tuple[str, int]] = []
+        self.requests: list[JobRequest] = []
+        self.clock = FakeClock()
         self.selector = owned.enter_context(selectors.DefaultSelector())
-        self.listener = Listener(self.selector, self._on_request, self._admit)
+        self.listener = Listener(self.selector, self._on_request, self._admit, self.clock)
         self.listener.listen_for_verbs(self.folder, owned)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.listener.listen_for_workers("127.0.0.1", self.port, self.token_file, owned)
 
-    def _on_request(self, request: Request) -> JobStatus:
-        assert not isinstance(request, StopJob), "a stranger has stopped the job"
+    def _on_request(self, request: JobRequest) -> JobStatus:
+        self.requests.append(request)
         return STATUS
 
     def _admit(self, wire: Any, host: str, process: int) -> None:
@@ -86,7 +90,7 @@ class Job:
         for key, _ in self.selector.select(seconds):
             if key.fileobj in self.selector.get_map():
                 key.data()
-        self.listener.tick(time.monotonic())
+        self.listener.tick()
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
@@ -147,7 +151,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def connect(job: Job, *, encrypted: bool) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", job.port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", job.port), timeout=60)
     if not encrypted:
         return connection
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -160,7 +164,7 @@ def connect(job: Job, *, encrypted: bool) -> socket.socket:
 
 def verb_connection(job: Job) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(10)
+    connection.settimeout(60)
     connection.connect(str(job.folder.control))
     return connection
 
@@ -174,8 +178,12 @@ def test_no_line_of_a_stranger_ends_a_job(job: Job, line: bytes, where: str) -> 
             job.turn()
         connection.shutdown(socket.SHUT_RDWR)
         del sending
+    assert where == "verbs" or job.requests == []  # a stranger asks for nothing; the owner's socket takes any request
     job.answers()
     job.joins()
+
+
+ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text())
 
 
 @settings(max_examples=int(os.environ.get("VF_FUZZ", "200")), deadline=None, suppress_health_check=list(HealthCheck))
@@ -187,15 +195,24 @@ def test_no_line_of_a_stranger_ends_a_job(job: Job, line: bytes, where: str) -> 
             lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["type", "answer"]), inner),
             max_leaves=8,
         ).map(lambda value: json.dumps(value).encode() + b"\n"),
+        st.fixed_dictionaries(
+            {"type": st.sampled_from(["TokenProof", "ResizeJob", "MoveJob"])},
+            optional=dict.fromkeys(("answer", "nonce", "pid", "devices"), ANYTHING),
+        ).map(lambda value: json.dumps(value).encode() + b"\n"),
     ),
-    verbs=st.booleans(),
+    where=st.sampled_from(["verbs", "port", "behind TLS"]),
 )
-def test_random_bytes_end_nothing(shared_job: Job, data: bytes, verbs: bool) -> None:
-    connection = verb_connection(shared_job) if verbs else connect(shared_job, encrypted=False)
-    with connection, contextlib.suppress(OSError):
-        connection.sendall(data)
-        shared_job.turn(0.0)
+def test_random_bytes_end_nothing(shared_job: Job, data: bytes, where: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if where == "behind TLS":  # OpenSSL refuses random bytes by itself: this is what it would pass on
+            patch.setattr(tls, "serve", lambda connection, _: connection)
+        connection = verb_connection(shared_job) if where == "verbs" else connect(shared_job, encrypted=False)
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(data)
+            shared_job.turn(1.0)  # it is accepted
+            shared_job.turn(0.0)  # and read
     shared_job.turn(0.0)
+    assert shared_job.admitted == []
 
 
 @pytest.fixture(scope="module")
@@ -211,19 +228,27 @@ def shared_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 def test_a_port_scan_ends_nothing(job: Job) -> None:
     for _ in range(50):
-        with socket.create_connection(("127.0.0.1", job.port), timeout=10) as scan:
+        with socket.create_connection(("127.0.0.1", job.port), timeout=60) as scan:
             scan.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
     for _ in range(10):
         job.turn(0.0)
     job.joins()
 
 
-def test_who_connects_and_says_nothing_keeps_nobody_out(job: Job) -> None:
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_who_connects_and_says_nothing_keeps_nobody_out(
+    job: Job, encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "HANDSHAKE_SECONDS", 1000.0)
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     idle = []
     for _ in range(3 * MAX_WAITING):
-        idle.append(socket.create_connection(("127.0.0.1", job.port), timeout=10))
+        idle.append(connect(job, encrypted=encrypted))
         job.turn(0.0)
-    assert len(job.listener._waiting) <= MAX_WAITING
+    assert job.listener.waiting <= MAX_WAITING
+    # A connection that is let go has neither a thread nor a descriptor any more: others' come from the same stock.
+    job.until(lambda: threading.active_count() <= threads + MAX_WAITING)
+    assert len(os.listdir("/proc/self/fd")) <= before + len(idle) + 3 * MAX_WAITING
     job.joins()
     job.answers()
     for connection in idle:
@@ -252,24 +277,55 @@ def test_who_never_stops_talking_keeps_nobody_from_being_heard(job: Job) -> None
             flooding.value()
 
 
-def test_who_says_nothing_is_let_go_after_a_while(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "WAIT_SECONDS", 0.2)
-    with socket.create_connection(("127.0.0.1", job.port), timeout=30) as idle:
-        job.until(lambda: bool(job.listener._waiting))
-        job.until(lambda: not job.listener._waiting)
+def test_who_says_nothing_is_let_go_after_a_while(job: Job) -> None:
+    with socket.create_connection(("127.0.0.1", job.port), timeout=60) as idle:
+        job.until(lambda: job.listener.waiting == 1)
+        job.clock.now += WAIT_SECONDS
+        job.turn(0.0)
+        assert job.listener.waiting == 1
+        job.clock.now += 1.0
+        job.turn(0.0)
+        assert job.listener.waiting == 0
         assert idle.recv(1) == b""
 
 
-def test_without_a_descriptor_left_the_job_listens_again_later(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "PAUSE_SECONDS", 0.2)
-    spare: list[int] = []
-    with contextlib.ExitStack() as owned, pytest.MonkeyPatch.context():
-        import resource
+def test_who_has_not_shown_the_token_may_send_little(job: Job) -> None:
+    with connect(job, encrypted=True) as connection:
+        job.until(lambda: job.listener.waiting == 1)
+        connection.sendall(5000 * b"x")  # and no end of a line
+        for _ in range(100):
+            job.turn()
+        assert job.listener.waiting == 0
 
+
+def test_strangers_write_neither_orders_nor_much_to_the_terminal_and_the_log(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bother() -> None:
+        with connect(job, encrypted=True) as connection:
+            connection.sendall(b'{"type": "\\u001b]0;owned\\u0007' + 2000 * b"x" + b'"}\n')
+            job.until(lambda: job.listener.waiting == 0)
+
+    for _ in range(20):
+        bother()
+    assert len(caplog.messages) == 1
+    assert "\\x1b]0;owned\\x07" in caplog.text
+    assert not set("\x1b\x07") & set(caplog.text)
+    assert len(caplog.messages[0]) < 500
+    job.clock.now += LOG_SECONDS
+    bother()
+    assert len(caplog.messages) == 2
+    assert "19 more" in caplog.messages[1]
+
+
+def test_without_a_descriptor_left_the_job_listens_again_later(job: Job) -> None:
+    spare: list[int] = []
+    with ExitStack() as owned:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 256), before[1]))
+        some_more = 64 + max(int(descriptor) for descriptor in os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], some_more), before[1]))
         owned.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        client = socket.create_connection(("127.0.0.1", job.port), timeout=10)
+        client = socket.create_connection(("127.0.0.1", job.port), timeout=60)
         owned.callback(client.close)
         with contextlib.suppress(OSError):
             while True:
@@ -278,6 +334,7 @@ def test_without_a_descriptor_left_the_job_listens_again_later(job: Job, monkeyp
             job.turn(0.0)
         for descriptor in spare:
             os.close(descriptor)
+        job.clock.now += PAUSE_SECONDS + 1.0
         job.joins()
 
 

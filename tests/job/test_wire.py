@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.manager.managed import until
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.membership import JobContext
 from virtualflow.job import wire as wire_module
 from virtualflow.job.member import ORPHANED, Member
@@ -75,7 +76,7 @@ def test_a_signal_handler_that_sends_tears_no_message(ends: tuple[socket.socket,
 
 
 def test_a_worker_elsewhere_notices_a_coordinator_that_is_silent(ends: tuple[socket.socket, socket.socket]) -> None:
-    spec = WorkerSpec("job", "", "a/1", ("a/1",), "s.py", (), "127.0.0.1", patience_seconds=1.0, is_elsewhere=True)
+    spec = WorkerSpec("job", JobDescription("s.py"), "", "a/1", ("a/1",), "127.0.0.1", 1.0, is_elsewhere=True)
     coordinator = Wire(ends[1], FROM_WORKER)
     member = Member(spec, JobContext("job", Path()), Wire(ends[0], TO_WORKER))
     try:

@@ -36,9 +36,10 @@ def until(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> An
 class Service:
     """A manager that can be killed and started again."""
 
-    def __init__(self, home: Path, *options: str) -> None:
+    def __init__(self, home: Path, *options: str, descriptors: int | None = None) -> None:
         self.home = home
         self._options = options
+        self._descriptors = descriptors  # how many it may have
         self._process: subprocess.Popen[bytes] | None = None
         self._folders = 0
 
@@ -48,6 +49,8 @@ class Service:
         (self.home / "cluster" / "address").unlink(missing_ok=True)
         with (self.home / "cluster" / "manager.log").open("ab") as log:
             command = [*VF, "cluster", "up", "--foreground", *self._options]
+            if self._descriptors is not None:  # a limit of this process would count what other tests have left open
+                command = ["sh", "-c", f'ulimit -n {self._descriptors} && exec "$@"', "sh", *command]
             environment = os.environ | {"VF_HOME": str(self.home)}
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         until((self.home / "cluster" / "address").exists)
@@ -166,7 +169,7 @@ class Managed:
         return [event.step for event in events if isinstance(event, StepDone)]
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """All that its lead has printed."""
         log = self.folder.path / "logs" / "lead.log"
         return log.read_text() if log.exists() else ""
@@ -175,6 +178,6 @@ class Managed:
         """It ends well, with the bits of a job that nobody has touched, and no step was lost or done twice."""
         view = self.until_over()
         assert view["state"] == "DONE", view
-        assert self.said.splitlines()[-1] == digest
+        assert self.output.splitlines()[-1] == digest
         assert self.steps == list(range(STEPS))
         return view

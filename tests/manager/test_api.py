@@ -10,7 +10,6 @@ import os
 import re
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +35,8 @@ from virtualflow.manager.client import Client
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
+
+pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
 
 TOKEN = "correct horse battery staple"
 PATHS = ["/", "/docs", "/openapi.json", "/metrics", "/static/index.html", "/api/state", "/api/jobs", "/api/jobs/x",
@@ -68,9 +69,9 @@ def ask(
     text = body if isinstance(body, bytes) or body is None else json.dumps(body)
     connection.request(verb, path, text, {**(headers or {}), **more})
     answer = connection.getresponse()
-    told = answer.status, dict(answer.getheaders()), answer.read()
+    answered = answer.status, dict(answer.getheaders()), answer.read()
     connection.close()
-    return told
+    return answered
 
 
 def known(token: str = TOKEN) -> dict[str, str]:
@@ -94,21 +95,23 @@ def known(token: str = TOKEN) -> dict[str, str]:
 )
 def test_without_the_token_there_is_a_401_and_nothing_else(address: str, headers: dict[str, str]) -> None:
     for path in PATHS:
-        status, told, body = ask(address, "GET", path, headers=headers)
+        status, answer_headers, body = ask(address, "GET", path, headers=headers)
         assert (status, body) == (401, b""), path
-        assert told.keys() <= {"www-authenticate", "content-length", "date", "server"}
+        assert answer_headers.keys() <= {"www-authenticate", "content-length", "date", "server"}
     for path in ("/api/jobs", "/api/cluster/down", "/api/login"):
         assert ask(address, "POST", path, {}, headers=headers)[0] == 401
 
 
 @pytest.mark.parametrize("path", ["/", "/login", "/login?code=used"])
 def test_a_person_who_is_not_signed_in_reads_what_to_do(address: str, path: str) -> None:
-    status, told, body = ask(address, "GET", path, headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    status, answer_headers, body = ask(
+        address, "GET", path, headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    )
     port = address.rpartition(":")[2]
-    assert (status, told["content-type"]) == (401, "text/html; charset=utf-8")
+    assert (status, answer_headers["content-type"]) == (401, "text/html; charset=utf-8")
     assert b"vf dashboard" in body
     assert f"ssh -L {port}:127.0.0.1:{port}".encode() in body
-    assert told["content-security-policy"].startswith("default-src 'self'")
+    assert answer_headers["content-security-policy"].startswith("default-src 'self'")
     assert ask(address, "GET", "/api/state", headers={"Accept": "text/html"})[2] == b""
 
 
@@ -132,7 +135,7 @@ def test_requests_that_are_too_large_are_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "reason"),
     [
         ({"script": "/no/such/script.py"}, 409, "there is no script /no/such/script.py"),
         ({"demand": 9}, 409, "the cluster has 4 device"),
@@ -150,12 +153,12 @@ def test_requests_that_are_too_large_are_refused(address: str) -> None:
     ],
 )
 def test_a_job_that_can_not_be_taken_is_refused_with_the_reason(
-    address: str, body: dict[str, Any], status: int, told: str
+    address: str, body: dict[str, Any], status: int, reason: str
 ) -> None:
     whole = ({"script": "job.py", "modules": {"job.py": ""}} | body) if "script" not in body else body
     answer = ask(address, "POST", "/api/jobs", whole, headers=known())
     assert answer[0] == status, answer
-    assert told in answer[2].decode()
+    assert reason in answer[2].decode()
     for junk in (b"", b"{", b"[" * 100_000, b'{"script": 1e999}', b'"\\ud800"', b"\xff"):
         assert 400 <= ask(address, "POST", "/api/jobs", junk, headers=known())[0] < 500
 
@@ -193,15 +196,15 @@ def test_metrics_are_what_prometheus_reads(address: str) -> None:
     assert status == 200
     assert headers["content-type"].startswith("text/plain")
     line = re.compile(r'[a-z_]+(\{[a-z]+="(\\.|[^"\\])*"(,[a-z]+="(\\.|[^"\\])*")*\})? -?[0-9.e+-]+(inf)?')
-    told = set()
+    families = set()
     for text in body.decode().splitlines():
         if text.startswith("# TYPE "):
-            told.add(text.split()[2])
+            families.add(text.split()[2])
         elif not text.startswith("#"):
             assert line.fullmatch(text), text
             name = re.split(r"[{ ]", text)[0]
-            assert any(name in (each, f"{each}_bucket", f"{each}_sum", f"{each}_count") for each in told), text
-    assert {"vf_jobs", "vf_devices", "vf_pause_seconds"} <= told
+            assert any(name in (each, f"{each}_bucket", f"{each}_sum", f"{each}_count") for each in families), text
+    assert {"vf_jobs", "vf_devices", "vf_pause_seconds"} <= families
     assert 'vf_devices{type="cpu",use="idle"} ' in body.decode()
 
 
@@ -214,8 +217,8 @@ def test_the_stream_tells_of_changes(address: str) -> None:
     def state() -> dict[str, Any]:
         while not (line := answer.readline()).startswith(b"data: "):
             pass
-        told: dict[str, Any] = json.loads(line[6:])
-        return told
+        data: dict[str, Any] = json.loads(line[6:])
+        return data
 
     assert state()["mode"] == "cluster"
     body = {"script": "job.py", "modules": {"job.py": ""}, "name": "told"}
@@ -226,23 +229,15 @@ def test_the_stream_tells_of_changes(address: str) -> None:
 
 
 def test_a_thousand_jobs_wait_and_fifty_clients_ask_at_once(tmp_path: Path) -> None:
-    """Times are printed and decide nothing; that all are answered does."""
     service = Service(tmp_path / "home", "--devices", "1")
     service.up()
     try:
         client = service.client
         client.post("/api/devices/0/drain")
         body = {"script": "job.py", "modules": {"job.py": "pass\n"}, "environment": {"PATH": "/bin"}}
-        took: dict[str, list[float]] = {}
-
-        def timed(name: str, call: Any) -> Any:
-            begin = time.monotonic()
-            answer = call()
-            took.setdefault(name, []).append(time.monotonic() - begin)
-            return answer
 
         def hand_in(number: int) -> str:
-            return str(timed("submit", lambda: client.post("/api/jobs", name=f"job {number}", **body)["id"]))
+            return str(client.post("/api/jobs", name=f"job {number}", **body)["id"])
 
         with ThreadPoolExecutor(50) as clients:
             ids = list(clients.map(hand_in, range(1000)))
@@ -250,17 +245,13 @@ def test_a_thousand_jobs_wait_and_fifty_clients_ask_at_once(tmp_path: Path) -> N
 
             def use(number: int) -> int:
                 job = f"/api/jobs/{ids[number * 7]}"
-                timed("priority", lambda: client.post(f"{job}/priority", priority=1.0 + number))
-                assert timed("job", lambda: client.get(job))["priority"] == 1.0 + number
+                client.post(f"{job}/priority", priority=1.0 + number)
+                assert client.get(job)["priority"] == 1.0 + number
                 if number % 10 == 0:
-                    timed("cancel", lambda: client.post(f"{job}/cancel"))
-                return len(timed("queue", lambda: client.get("/api/jobs")))
+                    client.post(f"{job}/cancel")
+                return len(client.get("/api/jobs"))
 
             assert set(clients.map(use, range(50))) == {1000}
-        for name, times in sorted(took.items()):
-            times.sort()
-            middle, last = times[len(times) // 2], times[-1]
-            print(f"{len(times)} x {name}: half within {1000 * middle:.0f} ms, all within {1000 * last:.0f} ms")
         service.kill()
         service.up()
         jobs = {job["id"]: job for job in service.client.get("/api/jobs")}
@@ -305,8 +296,17 @@ def test_a_client_that_finds_nobody_says_so(tmp_path: Path, monkeypatch: pytest.
         Client.find()
     with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-    (tmp_path / "token").write_text("x" * 32)
     monkeypatch.setenv("VF_CLUSTER", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("VF_TOKEN_FILE", str(tmp_path / "token"))
-    with pytest.raises(ManagerError, match="nobody answers"):
+    with pytest.raises(ManagerError, match=r"no token file .* Copy .* from its machine, and set VF_TOKEN_FILE"):
+        Client.find()
+    (tmp_path / "token").write_text("x" * 32)
+    with pytest.raises(ManagerError, match="no manager answers"):
         Client.find().get("/api/jobs")
+
+
+@pytest.mark.parametrize("address", ["junk", "127.0.0.1:8642", "http://", "ftp://127.0.0.1:8642"])
+def test_what_is_no_address_of_a_manager_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VF_CLUSTER", address)
+    with pytest.raises(ManagerError, match="is not the address of a manager: expected http://HOST:PORT"):
+        Client.find()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,11 +43,11 @@ def connected(site: Site, address: str = "127.0.0.1") -> socket.socket:
 
 def until_cut(connection: socket.socket) -> bytes:
     """All that the other side says until it ends the connection."""
-    told = b""
+    received = b""
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 16):
-            told += data
-    return told
+            received += data
+    return received
 
 
 def answers(site: Site) -> bool:
@@ -75,9 +74,9 @@ def answers(site: Site) -> bool:
 def test_whoever_does_not_go_on_is_cut_off(hasty: Site, sent: bytes) -> None:
     with connected(hasty) as connection:
         connection.sendall(sent)
-        told = until_cut(connection)
-        assert told.count(b"HTTP/1.1 200") == sent.count(ASK)
-        assert (b"HTTP/1.1 408" in told) == (sent not in (b"", ASK) and b"HTTP/1.1 401" not in told), told
+        received = until_cut(connection)
+        assert received.count(b"HTTP/1.1 200") == sent.count(ASK)
+        assert (b"HTTP/1.1 408" in received) == (sent not in (b"", ASK) and b"HTTP/1.1 401" not in received), received
     assert answers(hasty)
 
 
@@ -121,17 +120,17 @@ def test_a_body_that_keeps_coming_has_the_time_it_needs(vf_home: Path) -> None:
 def test_a_stream_is_not_cut_off(hasty: Site) -> None:
     with connected(hasty) as connection:
         connection.sendall(f"GET /api/stream HTTP/1.1\r\n{KNOWN}\r\n".encode())
-        told = b""
-        while told.count(b"event: state") < 1:
-            told += connection.recv(1 << 16)
+        received = b""
+        while received.count(b"event: state") < 1:
+            received += connection.recv(1 << 16)
         connection.settimeout(2.0)  # four times as long as anything may take here
         with contextlib.suppress(TimeoutError):
             while True:
                 assert connection.recv(1 << 16)
         connection.settimeout(120)
         hasty.a_job()
-        while told.count(b"event: state") < 2:
-            told += (more := connection.recv(1 << 16))
+        while received.count(b"event: state") < 2:
+            received += (more := connection.recv(1 << 16))
             assert more
 
 
@@ -177,14 +176,10 @@ def test_a_flood_does_not_keep_the_owner_out(few: Site) -> None:
 
 def test_a_manager_with_few_descriptors_keeps_some_for_its_jobs(vf_home: Path, tmp_path: Path) -> None:
     """Idle connections that are more than it may have files: it still answers, and still starts jobs."""
-    few, most = 128, resource.getrlimit(resource.RLIMIT_NOFILE)
-    service = Service(vf_home, "--devices", "1")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (few, most[1]))  # which it inherits
+    few = 128
+    service = Service(vf_home, "--devices", "1", descriptors=few)
     try:
         service.up()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, most)
-    try:
         port = int(service.client.address.rpartition(":")[2])
         with contextlib.ExitStack() as owned:
             for _ in range(3 * few):

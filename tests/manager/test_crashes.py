@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import socket
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,15 @@ import pytest
 
 from tests.manager.managed import until
 from tests.manager.worlds import SCRIPT, Starts, World, job, launched, starts, world
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
-from virtualflow.errors import ManagerError, RecordsError
+from virtualflow.errors import ConfigError, ManagerError, RecordsError
 from virtualflow.job import control, launch
 from virtualflow.job.folder import JobFolder
-from virtualflow.job.job_description import JobDescription
+from virtualflow.job.status import JobStatus
 from virtualflow.manager import lifecycle
-from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
+from virtualflow.testing import FakeClock
 
 __all__ = ["starts", "world"]  # fixtures
 
@@ -53,7 +56,7 @@ def test_a_coordinator_that_comes_while_the_next_manager_looks_is_taken_over(wor
         second.tick()
         assert second.records[job_id].state == "RUNNING"
         assert len(starts.made) == 1
-        folder.write_state({"state": "DONE", "workers": [], "generation": 0})
+        folder.write_state(JobStatus(JobState.DONE))
     second.tick()
     assert second.records[job_id].state == "DONE"
     third = world.manager()
@@ -129,12 +132,11 @@ def test_a_pause_can_be_taken_back_and_who_paused_has_no_claim_to_what_he_had(wo
         assert manager.records[first].wish == "suspend"
         assert len(manager.records[first].devices) == 4
         manager.pause(first)
-        told = {"state": "CANCELLED", "workers": [], "generation": 0, "asked": True}
-        manager.fleet.folder(first).write_state(told)
+        manager.fleet.folder(first).write_state(JobStatus(JobState.CANCELLED, asked=True))
     again = world.manager()
     again.tick()
     assert again.records[first].state == "PAUSED"
-    second = again.submit(job(demand=4, min_devices=4, virtual_nodes=4))
+    second = again.submit(job(demand=4, min=4, virtual_nodes=4))
     again.resume(first)
     again.tick()
     assert (again.records[first].state, again.records[first].devices) == ("QUEUED", ())
@@ -149,12 +151,8 @@ def asked_once(hanging: socket.socket) -> bool:
     return True
 
 
-def test_a_coordinator_that_hangs_is_not_waited_for_at_every_turn(
-    world: World, starts: Starts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("virtualflow.manager.fleet.ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr("virtualflow.manager.fleet.ASK_AGAIN_SECONDS", 1000.0)
-    manager = world.manager()
+def test_a_coordinator_that_hangs_is_not_waited_for_at_every_turn(world: World, starts: Starts) -> None:
+    manager = world.manager(fleet_clock=FakeClock(), answer_seconds=0.05)
     job_id = manager.submit(job(virtual_nodes=1))
     manager.tick()
     with launched(manager, starts), control.listen(manager.fleet.folder(job_id)) as hanging:
@@ -178,25 +176,31 @@ def test_a_stop_for_an_end_that_never_came_is_no_cancellation(world: World, star
         launch.take(folder, starts.made[0][1])
         manager.stop_jobs()
         assert manager.records[job_id].wish == "down"
-        folder.write_state({"state": "CANCELLED", "workers": [], "generation": 0, "asked": True})
+        folder.write_state(JobStatus(JobState.CANCELLED, asked=True))
     again = world.manager()  # the first one was killed before it saw the job end
     again.tick()
     assert again.records[job_id].state == "RUNNING"
     assert again.records[job_id].launches == 2
 
 
-def test_without_a_place_for_the_intent_nothing_starts(
-    world: World, starts: Starts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def full(path: Path) -> Iterator[None]:
+    """The database at *path* takes no record of a job."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("CREATE TRIGGER full BEFORE INSERT ON jobs BEGIN SELECT RAISE(FAIL, 'it is full'); END")
+        yield
+        connection.execute("DROP TRIGGER full")
+
+
+def test_without_a_place_for_the_intent_nothing_starts(world: World, starts: Starts) -> None:
     manager = world.manager()
     job_id = manager.submit(job())
-    with monkeypatch.context() as full:
-        full.setattr(Records, "_write", lambda *_: (_ for _ in ()).throw(RecordsError("full")))
+    with full(world.path):
         manager.tick()
         manager.tick()
         assert starts.made == []
         assert not manager.fleet.folder(job_id).launch.exists()
-        with pytest.raises(RecordsError, match="the job was not taken in: full"):
+        with pytest.raises(RecordsError, match=r"the job was not taken in: .* it is full"):
             manager.submit(job())
     assert len(list((world.path.parent / "jobs").iterdir())) == 1
     manager.tick()
@@ -213,45 +217,45 @@ def test_a_full_disk_is_noticed_before_it_hurts(world: World, monkeypatch: pytes
 def test_how_a_job_has_ended_finds_room_on_a_full_disk(vf_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = JobFolder(vf_home / "jobs" / "a")
     folder.path.mkdir(parents=True)
-    folder.write_state({"state": "RUNNING", "workers": [], "generation": 7, "more": "x" * 500})
+    folder.write_state(JobStatus(JobState.RUNNING, 7, reason="x" * 500))
 
     def no_room(path: Path, value: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("virtualflow.job.folder.write_json", no_room)
-    folder.write_state({"state": "DONE", "workers": [], "generation": 7})
-    assert folder.read_state() == {"state": "DONE", "workers": [], "generation": 7}
+    folder.write_state(JobStatus(JobState.DONE, 7))
+    assert folder.read_state() == JobStatus(JobState.DONE, 7)
 
 
 def test_time_never_runs_backwards_whatever_is_done_to_the_clock(world: World, starts: Starts) -> None:
-    now = [1000.0]
-    manager = world.manager(clock=lambda: now[0])
+    clock = FakeClock(1000.0)
+    manager = world.manager(clock=clock)
     first = manager.submit(job())
     manager.tick()
-    now[0] = 10.0
+    clock.now = 10.0
     second = manager.submit(job())
     manager.tick()
-    assert lifecycle.run_seconds(manager.records[first], now[0]) == 0.0
+    assert lifecycle.run_seconds(manager.records[first], clock.now) == 0.0
     assert manager.records[second].state == "RUNNING"
-    again = world.manager(clock=lambda: now[0])  # after a restart, too
+    again = world.manager(clock=clock)  # after a restart, too
     again.tick()
     again.cancel(first)
 
 
 @pytest.mark.parametrize("policy", ["wfs", "srtf", "sjf", "priority", "fifo", "las", "tiresias", "ftf"])
 def test_every_policy_runs_on_the_wall_clock(world: World, starts: Starts, policy: str) -> None:
-    now = [1000.0]
-    manager = world.manager(policy=policy, clock=lambda: now[0])
+    clock = FakeClock(1000.0)
+    manager = world.manager(policy=policy, clock=clock)
     ids = [manager.submit(job(demand=2, virtual_nodes=2)) for _ in range(4)]
     for _ in range(5):
-        now[0] += 400.0
+        clock.now += 400.0
         manager.tick()
     manager.set_priority(ids[0], 4.0)
     manager.cap(ids[1], 1)
     running = [record.id for record in manager.records.running()]
     assert len(running) >= 2
-    again = world.manager(policy=policy, clock=lambda: now[0])
-    now[0] += 400.0
+    again = world.manager(policy=policy, clock=clock)
+    clock.now += 400.0
     again.tick()
     for job_id in ids:
         again.cancel(job_id)
@@ -279,14 +283,14 @@ def test_what_a_manager_does_not_take(world: World) -> None:
         "above 0": {"priority": -1.0},
         "a number above 0": {"priority": float("nan")},
         "the cluster has 4 device": {"demand": 5},
-        "does not fit a demand": {"min_devices": 2},
-        "can't run on 2 device": {"demand": 2, "min_devices": 2, "virtual_nodes": 1},
+        "does not fit a demand": {"min": 2},
+        "can't run on 2 device": {"demand": 2, "min": 2, "virtual_nodes": 1},
         "must be at least a millisecond": {"expect_seconds": 0.0},
         "a zero byte": {"arguments": ("\0",)},
         "environment variable": {"environment": {"a=b": ""}},
     }
-    for told, options in refused.items():
-        with pytest.raises(ManagerError, match=told):
+    for reason, options in refused.items():
+        with pytest.raises((ManagerError, ConfigError), match=reason):
             manager.submit(job(**options))
     for modules in ({"../outside.py": "", **SCRIPT}, {"a" * 300 + ".py": "", **SCRIPT}, {"a": "", "a/b": "", **SCRIPT}):
         with pytest.raises(ManagerError, match="the job was not taken in"):

@@ -19,24 +19,29 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.test_losses import Driven
 from tests.manager.managed import until
 from tests.manager.worlds import Starts, World, job, launched, starts, world
 from virtualflow.cluster.job import Job
-from virtualflow.cluster.messages import DevicesJoined
+from virtualflow.cluster.messages import DevicesJoined, JobArrived, JobsRestored
+from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Decision, Grant, Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import DamagedError, LaunchError, RecordsError
-from virtualflow.job import control, launch
+from virtualflow.job import checkpoints, control, launch
 from virtualflow.job.folder import JobFolder, JobSpec, write_json
+from virtualflow.job.status import JobStatus, WorkerStatus
 from virtualflow.job.wire_messages import GetStatus
 from virtualflow.manager import description, lifecycle, safe_policy
-from virtualflow.manager.fleet import Fleet
+from virtualflow.manager.fleet import End, Fleet
 from virtualflow.manager.lifecycle import HowEnded
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
+from virtualflow.testing import FakeClock
 
 __all__ = ["starts", "world"]  # fixtures
 
@@ -65,7 +70,7 @@ def test_what_can_not_be_read_is_read_again_and_a_finished_job_is_not_run_again(
     manager = world.manager()
     job_id = one_that_runs(manager, starts)
     with launched(manager, starts):
-        manager.fleet.folder(job_id).write_state({"state": "DONE", "workers": [], "generation": 0})
+        manager.fleet.folder(job_id).write_state(JobStatus(JobState.DONE))
     starts.processes[0].kill()
     with no_descriptors():
         manager.tick()
@@ -108,7 +113,7 @@ def test_a_removed_lock_is_still_held_by_whoever_runs_the_job(world: World, star
 def test_each_job_s_damage_is_its_own(world: World, starts: Starts, name: str) -> None:
     manager = world.manager()
     ids = [one_that_runs(manager, starts) for _ in range(2)]
-    waiting = manager.submit(job(demand=4, min_devices=4, virtual_nodes=4))
+    waiting = manager.submit(job(demand=4, min=4, virtual_nodes=4))
     damaged = manager.fleet.folder(ids[0])
     with launched(manager, starts):
         for damage in DAMAGES:
@@ -125,7 +130,7 @@ def test_each_job_s_damage_is_its_own(world: World, starts: Starts, name: str) -
         manager = world.manager()
         manager.tick()
         assert manager.records[ids[0]].state == "RUNNING"
-        manager.fleet.folder(ids[1]).write_state({"state": "DONE", "workers": [], "generation": 0})
+        manager.fleet.folder(ids[1]).write_state(JobStatus(JobState.DONE))
     manager.tick()
     assert manager.records[ids[1]].state == "DONE"
 
@@ -143,7 +148,7 @@ def test_a_job_whose_end_nobody_can_tell_waits_for_a_decision(world: World, star
     assert (record.state, record.devices, len(starts.made)) == ("PAUSED", (), 1)
     assert "how is not known" in (record.trouble or "")
     assert f"vf resume {job_id}" in (record.trouble or "")
-    whole = manager.submit(job(demand=4, min_devices=4))
+    whole = manager.submit(job(demand=4, min=4))
     assert len(manager.records[whole].devices) == 4  # its device is free
     manager.cancel(whole)
     manager.resume(job_id)
@@ -167,9 +172,8 @@ def test_json_is_whole_or_not_there_and_is_on_the_disk_before_it_has_its_name(
         JobFolder(tmp_path).spec()
 
 
-def test_nobody_waits_for_coordinators_that_hang(world: World, starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("virtualflow.manager.fleet.ANSWER_SECONDS", 1000.0)  # whoever waits for one never returns
-    manager = world.manager(devices="6")
+def test_nobody_waits_for_coordinators_that_hang(world: World, starts: Starts) -> None:
+    manager = world.manager(devices="6", answer_seconds=1000.0)  # whoever waits for one never returns
     ids = [one_that_runs(manager, starts) for _ in range(6)]
     with launched(manager, starts), contextlib.ExitStack() as owned:
         hanging = [owned.enter_context(control.listen(manager.fleet.folder(job_id))) for job_id in ids]
@@ -192,17 +196,14 @@ def accepted(listening: socket.socket) -> socket.socket | None:
         return None
 
 
-def test_no_job_gets_a_device_that_a_silent_coordinator_may_have_been_moved_to(
-    world: World, starts: Starts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("virtualflow.manager.fleet.ANSWER_SECONDS", 0.05)
-    manager = world.manager(devices="2")
+def test_no_job_gets_a_device_that_a_silent_coordinator_may_have_been_moved_to(world: World, starts: Starts) -> None:
+    manager = world.manager(devices="2", answer_seconds=0.05)
     first = one_that_runs(manager, starts)
     with launched(manager, starts), control.listen(manager.fleet.folder(first)):
         at = manager.records[first].devices[0]
-        workers = [{"device": at, "virtual_nodes": [0, 1]}]
-        state = {"state": "RUNNING", "workers": workers, "generation": 0, "virtual_nodes": 2, "wanted": [at]}
-        manager.fleet.folder(first).write_state(state)
+        workers = (WorkerStatus(at, virtual_nodes=(0, 1)),)
+        status = JobStatus(JobState.RUNNING, virtual_nodes=2, workers=workers, wanted=(at,))
+        manager.fleet.folder(first).write_state(status)
         manager.records.update(first, demand=2)
         manager.tick()  # it is to grow, and does not answer
         assert sorted(manager.records[first].devices) == ["0", "1"]
@@ -212,23 +213,33 @@ def test_no_job_gets_a_device_that_a_silent_coordinator_may_have_been_moved_to(
         assert manager.fleet.taken(()) == {"0", "1"}
 
 
-def test_what_a_job_leaves_behind_does_not_keep_its_devices(
-    vf_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_records_are_closed_when_their_copy_is_complete(vf_home: Path) -> None:
+    vf_home.mkdir()
+    records = Records(vf_home / "jobs.sqlite")
+    records.backups.make_if_due(now=0.0)
+    records.close()
+    assert [copy.suffix for copy in records.backups.folder.iterdir()] == [".sqlite"]
+
+
+def test_what_a_job_leaves_behind_does_not_keep_its_devices(vf_home: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Something that the script has started, and that outlives coordinator and workers, holds the lock."""
-    monkeypatch.setattr("virtualflow.manager.fleet.PING_SECONDS", 0.0)
-    monkeypatch.setattr("virtualflow.manager.fleet.ASK_AGAIN_SECONDS", 0.0)
-    fleet = Fleet(patience_seconds=0.02)
+    clock = FakeClock()
+    fleet = Fleet(patience_seconds=1.0, clock=clock)
     folder = fleet.folder("a")
     folder.create(JobSpec.of("a", __file__, (), ("0",)))
     with folder.locked() as lock:
         command = [sys.executable, "-c", "import time; time.sleep(1000)"]
         left = subprocess.Popen(command, pass_fds=[lock])
-        folder.write_state({"state": "DONE", "workers": [], "generation": 0})
+        folder.write_state(JobStatus(JobState.DONE))
         reader = folder.lock.open()  # a verb that just looks
     fleet.adopt("a", ["0"])
     with reader:
-        end = until(lambda: fleet.look("a"))
+
+        def look_a_minute_later() -> End | None:
+            clock.now += 60.0
+            return fleet.look("a")
+
+        end = until(look_a_minute_later)
     assert end.how == "done"
     assert left.wait() == -signal.SIGKILL
     assert caplog.messages == [f"job a does not answer: SIGKILL to what is left of it, process {left.pid}"]
@@ -264,9 +275,9 @@ class Breaks(Policy):
 def test_a_policy_that_breaks_changes_nothing_and_ends_nobody(
     world: World, starts: Starts, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = [1000.0]
+    clock = FakeClock(1000.0)
     policy = Breaks()
-    manager = world.manager(devices="3", policy=policy, clock=lambda: now[0])
+    manager = world.manager(devices="3", policy=policy, clock=clock)
     ids = [one_that_runs(manager, starts) for _ in range(2)]
     had = {each: manager.records[each].devices for each in ids}
     policy.how = how
@@ -285,45 +296,102 @@ def test_a_policy_that_breaks_changes_nothing_and_ends_nobody(
     assert manager.records[ids[1]].devices == had[ids[1]]
     manager.give_back([lost])
     manager.cancel(ids[1])
-    again = world.manager(devices="3", policy=policy, clock=lambda: now[0])  # a manager starts with it as well
+    again = world.manager(devices="3", policy=policy, clock=clock)  # a manager starts with it as well
     again.tick()
     for each in (manager, again):
         policy.how = "well"
-        now[0] += 100.0  # it is asked again, though nothing has happened
+        clock.now += 100.0  # it is asked again, though nothing has happened
         each.tick()
         assert each.problems == []
         assert each.records[third].devices
         assert each.records[ids[0]].devices
 
 
-def test_a_scheduler_that_is_made_anew_has_each_job_where_it_was_guests_and_new_machines_included() -> None:
+def test_a_scheduler_that_is_made_anew_has_each_job_where_it_was_co_located_and_new_machines_included() -> None:
     pools = tuple(parse_pools("V100:2"))
     old = Scheduler(pools, Breaks(), Profiled())
     old.handle(DevicesJoined(1.0, ("P100:0", "P100:1")))
-    host, guest, waits = (Job(name, 0.0, 2, 100.0) for name in ("host", "guest", "waits"))
-    jobs = [(host, ("V100:0", "P100:1"), None), (guest, ("V100:0",), "host"), (waits, (), None)]
+    host, beside, waits = (Job(name, 0.0, 2, 100.0) for name in ("host", "beside", "waits"))
+    jobs = [(host, ("V100:0", "P100:1"), None), (beside, ("V100:0",), "host"), (waits, (), None)]
     new = safe_policy.made_anew(old, pools, {"P100:0"}, 2.0, jobs)
     assert new.jobs["host"].devices == ("V100:0", "P100:1")
-    assert (new.jobs["guest"].devices, new.jobs["guest"].host) == (("V100:0",), "host")
-    assert new.jobs["host"].guests == ("guest",)
+    assert (new.jobs["beside"].devices, new.jobs["beside"].host) == (("V100:0",), "host")
+    assert new.jobs["host"].co_located == ("beside",)
     assert [state.id for state in new.snapshot().queue] == ["waits"]
     assert (new.placement.lost, new.snapshot().free) == ({"P100:0"}, {"V100": 1, "P100": 0})
     assert new.policy is old.policy
 
 
+def test_a_scheduler_that_is_made_anew_knows_the_service_that_jobs_have_had() -> None:
+    pools = tuple(parse_pools("V100:2"))
+    old = Scheduler(pools, registry.make("fifo"), Profiled())
+    first = Job("first", 0.0, 2, 100.0)
+    old.handle(JobsRestored(0.0, ((first, ("V100:0", "V100:1")),), ()))
+    new = safe_policy.made_anew(old, pools, (), 50.0, [(first, ("V100:0", "V100:1"), None)])
+    assert new.jobs["first"].attained(50.0) == old.jobs["first"].attained(50.0) == 100.0
+
+
+@pytest.mark.parametrize("policy", registry.BUILT_IN)
+def test_under_a_scheduler_that_is_made_anew_jobs_that_wait_are_started_again(policy: str) -> None:
+    driven, pools = Driven(policy), tuple(parse_pools("V100:4"))
+    driven.brain = Scheduler(pools, driven.brain.policy, Profiled())
+    jobs = [Job(name, 0.0, 2, 1e6) for name in "ab"]
+    driven.tell(*(JobArrived(0.0, job) for job in jobs))
+    assert driven.counts() == {"a": 2, "b": 2}
+    driven.brain = safe_policy.made_anew(driven.brain, pools, (), driven.now, [(job, (), None) for job in jobs])
+    driven.wakes = [driven.now + 1.0]
+    driven.tell()
+    assert driven.counts() == {"a": 2, "b": 2}
+
+
+def test_nobody_waits_while_a_checkpoint_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = world.manager(devices="1")
+    waits = [manager.submit(job()) for _ in range(2)][1]
+    manager.pause(waits)
+    free: list[bool] = []
+
+    def ask() -> None:
+        free.append(manager.lock.acquire(timeout=1.0))
+        if free[0]:
+            manager.lock.release()
+
+    def chosen(folder: JobFolder, choice: str) -> Path:
+        asking = threading.Thread(target=ask)
+        asking.start()
+        asking.join()
+        raise LaunchError(f"no {choice}")
+
+    monkeypatch.setattr(checkpoints, "chosen", chosen)
+    with pytest.raises(LaunchError, match="no 5"):
+        manager.resume(waits, "5")
+    assert free == [True]
+
+
+def test_a_new_manager_knows_the_service_that_jobs_have_had(world: World) -> None:
+    clock = FakeClock(1000.0)
+    manager = world.manager(policy="tiresias", clock=clock)
+    served, waits = (manager.submit(job(demand=4)) for _ in range(2))
+    manager.records.note_devices(served, ("0", "1", "2"), 1000.0)
+    manager.records.note_devices(served, ("0",), 1100.0)  # has it still
+    clock.now = 1150.0
+    again = world.manager(policy="tiresias", clock=clock)
+    attained = {name: state.attained_before for name, state in again.scheduler.jobs.items()}
+    assert attained == {served: 3 * 100.0 + 50.0, waits: 0.0}
+
+
 def test_time_goes_on_after_the_clock_was_set_back(world: World, starts: Starts) -> None:
-    now = [10_000.0]
-    manager = world.manager(policy="las", clock=lambda: now[0])
+    clock = FakeClock(10_000.0)
+    manager = world.manager(policy="las", clock=clock)
     first = manager.submit(job(demand=4, virtual_nodes=4))
-    now[0] = 100.0
+    clock.now = 100.0
     second = manager.submit(job(demand=4, virtual_nodes=4))
-    now[0] += 720.0  # two rounds
+    clock.now += 720.0  # two rounds
     manager.tick()
     assert "RUNNING" in (manager.records[first].state, manager.records[second].state)
     assert manager.records[second].submitted == 100.0  # as people see it
     jobs = manager.scheduler.jobs
     assert jobs[first].job.arrival_seconds <= jobs[second].job.arrival_seconds  # the first one came first
-    found = world.manager(policy="fifo", clock=lambda: now[0]).scheduler.jobs
+    found = world.manager(policy="fifo", clock=clock).scheduler.jobs
     assert found[first].job.arrival_seconds <= found[second].job.arrival_seconds
 
 
@@ -343,12 +411,12 @@ def test_a_manager_without_its_records_deletes_nothing_and_takes_in_what_runs(
     manager = world.manager()
     running = manager.submit(job(virtual_nodes=2, demand=2, priority=7.0, name="precious"))
     manager.tick()
-    waiting = manager.submit(job(demand=4, min_devices=4))
+    waiting = manager.submit(job(demand=4, min=4))
     devices = manager.records[running].devices
     with launched(manager, starts):
-        workers = [{"device": device, "virtual_nodes": [0]} for device in devices]
-        state = {"state": "RUNNING", "workers": workers, "generation": 0, "virtual_nodes": 2, "wanted": list(devices)}
-        manager.fleet.folder(running).write_state(state)
+        workers = tuple(WorkerStatus(device, virtual_nodes=(0,)) for device in devices)
+        status = JobStatus(JobState.RUNNING, virtual_nodes=2, workers=workers, wanted=tuple(devices))
+        manager.fleet.folder(running).write_state(status)
         world.path.unlink()
         again = world.manager()
         again.tick()
@@ -360,7 +428,7 @@ def test_a_manager_without_its_records_deletes_nothing_and_takes_in_what_runs(
         assert (again.fleet.folder(waiting).snapshot / "job.py").exists()
         assert len(starts.made) == 1
         again.take_in(waiting)
-        assert (again.records[waiting].state, again.records[waiting].min_devices, again.orphans()) == ("PAUSED", 4, [])
+        assert (again.records[waiting].state, again.records[waiting].min, again.orphans()) == ("PAUSED", 4, [])
 
 
 def test_strays_of_any_kind_are_listed_and_kept(world: World, starts: Starts, vf_home: Path) -> None:
@@ -376,20 +444,20 @@ def test_strays_of_any_kind_are_listed_and_kept(world: World, starts: Starts, vf
     JobFolder(vf_home / "jobs" / "run").create(JobSpec.of("run", __file__, (), ("0",)))  # by `vf run`: no orphan
     again = world.manager()
     again.tick()
-    told = {each["id"]: each for each in again.orphans()}
-    assert sorted(told) == ["damaged", "other", "stray"]
-    assert (told["stray"]["name"], told["stray"]["state"]) == ("job", "QUEUED")
-    assert "damaged" in told["damaged"]["reason"]
-    assert sorted(path.name for path in (vf_home / "jobs").iterdir()) == sorted([*told, "run", kept])
+    listed = {each["id"]: each for each in again.orphans()}
+    assert sorted(listed) == ["damaged", "other", "stray"]
+    assert (listed["stray"]["name"], listed["stray"]["state"]) == ("job", "QUEUED")
+    assert "damaged" in listed["damaged"]["reason"]
+    assert sorted(path.name for path in (vf_home / "jobs").iterdir()) == sorted([*listed, "run", kept])
 
 
 def test_a_job_that_comes_to_light_later_is_taken_in(world: World, starts: Starts, vf_home: Path) -> None:
-    now = [1000.0]
-    manager = world.manager(clock=lambda: now[0])
+    clock = FakeClock(1000.0)
+    manager = world.manager(clock=clock)
     folder = stray_of(manager, vf_home, "late")
     with folder.locked():
-        folder.write_state({"state": "RUNNING", "workers": [{"device": "1"}], "generation": 0, "virtual_nodes": 1})
-        now[0] += 20.0
+        folder.write_state(JobStatus(JobState.RUNNING, virtual_nodes=1, workers=(WorkerStatus("1"),)))
+        clock.now += 20.0
         manager.tick()
         assert (manager.records["late"].state, manager.fleet.holds("late")) == ("RUNNING", ("1",))
 
@@ -404,7 +472,7 @@ def test_an_older_copy_of_the_records_runs_nothing_twice(world: World, starts: S
     newer = manager.submit(job())
     folder = manager.fleet.folder(runs)
     with folder.locked():
-        folder.write_state({"state": "RUNNING", "workers": [{"device": "3"}], "generation": 0, "virtual_nodes": 1})
+        folder.write_state(JobStatus(JobState.RUNNING, virtual_nodes=1, workers=(WorkerStatus("3"),)))
         for records in world.opened:
             records.close()
         manager.records.backups.restore(backup)
@@ -421,8 +489,8 @@ def test_an_older_copy_of_the_records_runs_nothing_twice(world: World, starts: S
 def test_records_are_copied_daily_and_before_another_version_writes_them(
     world: World, starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [1_000_000_000.0]
-    manager = world.manager(clock=lambda: now[0])
+    clock = FakeClock(1_000_000_000.0)
+    manager = world.manager(clock=clock)
     job_id = manager.submit(job())
     backups = manager.records.backups
 
@@ -431,13 +499,13 @@ def test_records_are_copied_daily_and_before_another_version_writes_them(
 
     manager.tick()
     until(lambda: len(daily()) == 1)
-    os.utime(daily()[0], (now[0], now[0]))
+    os.utime(daily()[0], (clock.now, clock.now))
     for _ in range(3):
-        now[0] += 1000.0
+        clock.now += 1000.0
         manager.tick()
     assert len(daily()) == 1
-    os.utime(daily()[0].rename(daily()[0].with_name("jobs-20010101-000000-daily.sqlite")), (now[0], now[0]))
-    now[0] += 86_400.0
+    os.utime(daily()[0].rename(daily()[0].with_name("jobs-20010101-000000-daily.sqlite")), (clock.now, clock.now))
+    clock.now += 86_400.0
     manager.tick()
     until(lambda: len(daily()) == 2)
     assert daily()[0].stat().st_mode & 0o777 == 0o600

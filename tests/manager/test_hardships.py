@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launcher
-from tests.manager.managed import SCRIPT, Service, until
+from tests.manager.managed import Service, until
 
 pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
 
@@ -24,11 +23,6 @@ def service(tmp_path: Path) -> Iterator[Service]:
     service.close()
 
 
-@pytest.fixture(scope="module")
-def calm(run_job: Launcher, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return run_job(SCRIPT, 1, [str(tmp_path_factory.mktemp("calm"))]).digest
-
-
 def test_a_job_that_ends_while_its_manager_has_no_descriptors_is_not_run_again(service: Service, calm: str) -> None:
     job = service.submit(slow=True)
     until(lambda: len(job.steps) > 3)
@@ -39,7 +33,7 @@ def test_a_job_that_ends_while_its_manager_has_no_descriptors_is_not_run_again(s
     until(lambda: "Too many open files" in service.log)  # it has looked, and could not see
     resource.prlimit(service.pid, resource.RLIMIT_NOFILE, limits)
     assert job.assert_done(calm)["launches"] == 1
-    assert job.said.splitlines().count(calm) == 1
+    assert job.output.splitlines().count(calm) == 1
 
 
 def test_a_removed_lock_holds_nobody_up_and_starts_nobody(service: Service, calm: str) -> None:

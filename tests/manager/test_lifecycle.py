@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
 from virtualflow.errors import ManagerError
-from virtualflow.job.job_description import JobDescription
 from virtualflow.manager import record as recorded
 from virtualflow.manager.lifecycle import (
     MAX_CRASHES,
@@ -18,9 +18,9 @@ from virtualflow.manager.lifecycle import (
     DevicesWithdrawn,
     Effect,
     Ended,
-    Event,
     HowEnded,
     Launched,
+    LifecycleEvent,
     ManagerReplaced,
     PauseRequested,
     ResumeRequested,
@@ -36,7 +36,7 @@ RUNNING = replace(NEW, state=JobState.RUNNING, started=1.0, launched=10.0, launc
 OVER = (Effect.ERASE_VARIABLES, Effect.WRITE_STATE, Effect.LEAVE_SCHEDULER)
 
 
-def changes(before: Record, event: Event) -> tuple[dict[str, Any], tuple[Effect, ...]]:
+def changes(before: Record, event: LifecycleEvent) -> tuple[dict[str, Any], tuple[Effect, ...]]:
     """What differs after *event*, and the effects."""
     record, effects = after(before, event)
     names = (name for name in Record.__slots__ if getattr(record, name) != getattr(before, name))
@@ -152,9 +152,9 @@ def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
 
 def test_no_device_is_left_to_two_jobs_and_none_that_the_cluster_lacks() -> None:
     first, second = RUNNING, replace(RUNNING, id="b", devices=("1", "2", "9"))
-    guest = replace(RUNNING, id="c", devices=("0",), beside="a")
+    beside = replace(RUNNING, id="c", devices=("0",), beside="a")
     paused, pausing = replace(NEW, id="d", state=JobState.PAUSED), replace(RUNNING, id="e", wish=Wish.PAUSE)
-    found = taken_over([first, second, guest, replace(NEW, id="f"), paused, pausing], ["0", "1", "2", "3"])
+    found = taken_over([first, second, beside, replace(NEW, id="f"), paused, pausing], ["0", "1", "2", "3"])
     assert [(record.id, record.devices) for record in found.running] == [("a", ("0", "1")), ("b", ("2",))]
     assert [(record.id, record.devices, record.beside) for record in found.waiting] == [
         ("c", (), None),

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import alive, descendants
-from tests.conftest import Launcher
-from tests.manager.managed import SCRIPT, STEPS, Managed, Service, until
+from tests.manager.managed import STEPS, Managed, Service, until
 from virtualflow.errors import ManagerError
 
 pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
@@ -37,12 +36,6 @@ def service(shared: Service) -> Iterator[Service]:
         if job["ended"] is None:
             shared.client.post(f"/api/jobs/{job['id']}/cancel")
     until(lambda: all(job["ended"] for job in shared.client.get("/api/jobs")))
-
-
-@pytest.fixture(scope="module")
-def calm(run_job: Launcher, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of an undisturbed run on one device, without a manager."""
-    return run_job(SCRIPT, 1, [str(tmp_path_factory.mktemp("calm"))]).digest
 
 
 def script(folder: Path, body: str) -> Path:
@@ -123,9 +116,9 @@ def test_scripts_that_fail_leave_their_last_words_and_are_tried_again(service: S
     assert "in f\n" in view["failure"]
     assert view["reason"] == "ValueError: no good"
     assert early.until_over()["state"] == "DONE"
-    assert early.said.startswith("nothing to do\nwarning: the script has ended, and it has made no Trainer")
+    assert early.output.startswith("nothing to do\nwarning: the script has ended, and it has made no Trainer")
     view = stubborn.until_over()
-    assert (view["state"], stubborn.said) == ("FAILED", "I give up\n")
+    assert (view["state"], stubborn.output) == ("FAILED", "I give up\n")
     assert view["reason"] == "the script ended with exit code 1; its output shows why"
     view = missing.until_over()
     assert view["state"] == "FAILED"
@@ -133,21 +126,21 @@ def test_scripts_that_fail_leave_their_last_words_and_are_tried_again(service: S
 
 
 def test_a_coordinator_or_worker_that_somebody_ends_costs_a_restart_and_no_bit(service: Service, calm: str) -> None:
-    killed, told, alone = jobs = [service.submit(virtual_nodes=4, slow=True, demand=n) for n in (2, 1, 1)]
+    killed, stopped, alone = jobs = [service.submit(virtual_nodes=4, slow=True, demand=n) for n in (2, 1, 1)]
     for each in jobs:
         until(lambda each=each: len(each.steps) > 3)
     os.kill(killed.coordinator, signal.SIGKILL)
-    os.kill(told.coordinator, signal.SIGTERM)
+    os.kill(stopped.coordinator, signal.SIGTERM)
     os.kill(alone.view()["workers"][0]["pid"], signal.SIGKILL)
     killed.until(lambda view: view["launches"] == 2)
     killed.until_on(2)
     for each in jobs:
         each.let_go()
     killed.assert_done(calm)
-    assert told.assert_done(calm)["launches"] == 2
+    assert stopped.assert_done(calm)["launches"] == 2
     view = alone.until_over()  # nobody was left who could have written a checkpoint: it began anew
     assert (view["state"], view["launches"]) == ("DONE", 2)
-    assert alone.said.splitlines()[-1] == calm
+    assert alone.output.splitlines()[-1] == calm
 
 
 def test_a_device_that_is_taken_out_and_given_back(service: Service, calm: str) -> None:

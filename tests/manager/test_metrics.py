@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.manager.worlds import Starts, World, job, launched, starts, world
+from virtualflow.core.job_state import JobState
 from virtualflow.events import STREAM
+from virtualflow.job.status import JobStatus
 from virtualflow.manager.api.prometheus import PrometheusMetrics
 from virtualflow.manager.api.views import MAX_ENDED, ClusterSource, text_from
 from virtualflow.manager.manager import Manager
@@ -56,7 +58,7 @@ def test_pauses_are_counted_once_and_stay_when_their_job_is_no_longer_shown(mana
         assert counts(metrics) == seen  # asked twice, counted once
         with (folder.path / STREAM).open("a") as stream:  # the last one before its end
             stream.write(regrouped(40.0))
-        folder.write_state({"state": "DONE", "workers": [], "generation": 0})
+        folder.write_state(JobStatus(JobState.DONE))
     starts.processes[0].kill()
     manager.tick()
     assert manager.records[job_id].state == "DONE"

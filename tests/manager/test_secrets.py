@@ -14,9 +14,9 @@ import pytest
 
 from tests.cli.test_run import VF
 from tests.manager.managed import SCRIPT, Managed, Service, until
+from virtualflow.core.job_description import JobDescription
 from virtualflow.errors import ConfigError
 from virtualflow.job.folder import JobFolder
-from virtualflow.job.job_description import JobDescription
 from virtualflow.manager import environment
 from virtualflow.manager.submission import Submission
 
@@ -35,8 +35,10 @@ def service(vf_home: Path) -> Iterator[Service]:
 
 
 def submit(service: Service, *words: str, **variables: str) -> Managed:
-    told = os.environ | {"VF_HOME": str(service.home), **variables}
-    done = subprocess.run([*VF, "submit", *words], env=told, capture_output=True, text=True, timeout=120, check=False)
+    environment = os.environ | {"VF_HOME": str(service.home), **variables}
+    done = subprocess.run(
+        [*VF, "submit", *words], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     return Managed(service, done.stdout.split()[1], service.home)
 
@@ -78,9 +80,9 @@ def test_more_goes_if_it_is_named() -> None:
 def test_a_job_gets_what_is_allowed_and_named_and_it_is_gone_when_the_job_ends(
     service: Service, tmp_path: Path
 ) -> None:
-    told = {"MY_SECRET": SECRET, "OTHER_SECRET": SECRET + "-other", "PYTHONHASHSEED": "7"}
+    secrets = {"MY_SECRET": SECRET, "OTHER_SECRET": SECRET + "-other", "PYTHONHASHSEED": "7"}
     service.client.post("/api/devices/0/drain")  # so that it waits
-    job = submit(service, "--env", "MY_SECRET", script(tmp_path), **told)
+    job = submit(service, "--env", "MY_SECRET", script(tmp_path), **secrets)
     kept = f"jobs/{job.id}/environment.json"
     assert holds_secret(service.home) == [kept]
     assert SECRET + "-other" not in (service.home / kept).read_text()
@@ -88,7 +90,7 @@ def test_a_job_gets_what_is_allowed_and_named_and_it_is_gone_when_the_job_ends(
     service.up()  # the job's variables outlive a manager
     service.client.post("/api/devices/0/return")
     assert job.until_over()["state"] == "DONE", job.view()
-    seen = json.loads(job.said.splitlines()[0])
+    seen = json.loads(job.output.splitlines()[0])
     assert (seen["MY_SECRET"], seen["PYTHONHASHSEED"]) == (SECRET, "7")
     assert "OTHER_SECRET" not in seen
     assert seen["PATH"] == os.environ["PATH"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import pytest
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.core.devices import parse_pools
+from virtualflow.core.job_description import JobDescription
 from virtualflow.job import launch
-from virtualflow.job.job_description import JobDescription
 from virtualflow.manager.description import Cluster
+from virtualflow.manager.fleet import Fleet
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
@@ -41,11 +42,20 @@ class World:
         self.path = folder / "jobs.sqlite"
         self.opened: list[Records] = []
 
-    def manager(self, devices: str = "4", policy: str | Policy = "wfs", clock: Any = None) -> Manager:
+    def manager(
+        self,
+        devices: str = "4",
+        policy: str | Policy = "wfs",
+        clock: Callable[[], float] = time.time,
+        *,
+        fleet_clock: Callable[[], float] = time.monotonic,
+        answer_seconds: float = 10.0,
+    ) -> Manager:
         self.opened.append(Records(self.path))
         cluster = Cluster(tuple(parse_pools(devices)), {})
         made = registry.make(policy) if isinstance(policy, str) else policy
-        return Manager(cluster, made, self.opened[-1], clock or time.time, self._starts)
+        fleet = Fleet(cluster.patience_seconds, self._starts, fleet_clock, answer_seconds)
+        return Manager(cluster, made, self.opened[-1], clock, fleet)
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ import pytest
 from tests.conftest import Finished, Launcher, Printed
 from tests.job.driven import Driven, to
 from virtualflow.backends.local import LocalBackend
-from virtualflow.core.certificate import compare
 from virtualflow.errors import LaunchError
+from virtualflow.events.certificate import compare
 from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder
 from virtualflow.program import capture
 from virtualflow.program.capture import take
-from virtualflow.program.manifest import Program, Record, read_modules, write_modules
+from virtualflow.program.manifest import Program, RunningProgram, read_modules, write_modules
 
 LOOK = """
 import concurrent.futures, dataclasses, inspect, json, pickle, sys, time
@@ -197,7 +197,7 @@ def test_neither_a_resume_nor_a_queued_job_starts_with_another_config(tmp_path: 
     again = Finished(Coordinator(folder.spec(), folder, backend, Printed()).run(), folder.path, Printed())
     assert again.outcome.code == 1
     assert "config.json changed since the job read it" in again.failure
-    assert folder.read_state()["state"] == "FAILED"
+    assert folder.read_state().state == "FAILED"
 
     queued = JobFolder(tmp_path / "queued")
     queued.path.mkdir()
@@ -232,13 +232,21 @@ def test_a_script_without_a_trainer_fails_on_several_devices(tmp_path: Path, run
     script = tmp_path / "script.py"
     script.write_text(NO_TRAINER)
     two = run_job(script, devices=2, arguments=[str(tmp_path / "two"), "2"])
-    assert two.outcome.code == 1
+    assert two.outcome.code == 3
     assert "it has made no Trainer: every device trains a copy of its own" in two.failure
     assert two.err("0").count("warning: every device trains a copy of its own") == 1
     assert two.err("1") == ""
+    assert two.failure.count(f"`vf port {script}` says what to change") == 1
     one = run_job(script, arguments=[str(tmp_path / "one"), "1"])
     assert one.outcome.code == 0
     assert one.err().count("warning: the script has ended, and it has made no Trainer") == 1
+    assert f"`vf port {script}` says what to change" in one.err()
+
+
+def test_the_scripts_own_exit_code_counts_without_a_trainer_too(tmp_path: Path, run_job: Launcher) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.exit(7)\n")
+    assert run_job(script, devices=2).outcome.code == 7
 
 
 def test_standard_input_is_refused(tmp_path: Path, run_job: Launcher) -> None:
@@ -327,10 +335,20 @@ def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         take(script, include=["*.yaml"])
 
 
+def test_a_copy_that_can_not_be_read_now_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "script.py").write_text("")
+    take(tmp_path / "script.py").write(tmp_path / "snapshot")
+    record = RunningProgram(tmp_path / "snapshot", "script.py")
+    assert record.module_loaded("/there/late.py", "late", b"1") is None
+    (tmp_path / "snapshot" / record.program.copies["/there/late.py"]).unlink()
+    assert record.module_loaded("/there/late.py", "late", b"1") is None
+    assert "/there/late.py can't be kept with the job, or compared" in caplog.text
+
+
 def test_workers_that_have_loaded_two_versions_are_found(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("")
     take(tmp_path / "script.py").write(tmp_path / "snapshot")
-    record = Record(tmp_path / "snapshot", "script.py")
+    record = RunningProgram(tmp_path / "snapshot", "script.py")
     assert record.module_loaded("/there/late.py", "late", b"1") is None
     assert record.module_loaded("/there/late.py", "late", b"1") is None
     edited = record.module_loaded("/there/late.py", "late", b"2")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from virtualflow.core.certificate import Certificate, compare
 from virtualflow.events import StepDone
+from virtualflow.events.certificate import Certificate, compare
 from virtualflow.program import provenance, source
 from virtualflow.program.revision import revision_of
 from virtualflow.system.hash_seed import hash_seed_of
@@ -27,7 +27,9 @@ def write(folder: Path, **files: str) -> None:
 
 
 def reach(script: Path, *path: Path) -> source.Reach:
-    return source.reach(script, source.search_path(script, {"PYTHONPATH": os.pathsep.join(map(str, path))}))
+    return source.reach(
+        script, source.search_path(str(script.resolve().parent), {"PYTHONPATH": os.pathsep.join(map(str, path))})
+    )
 
 
 def test_imports_are_followed_wherever_they_lie_and_run_nothing(tmp_path: Path) -> None:

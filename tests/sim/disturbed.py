@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput.table import Table
 from virtualflow.core.devices import Pool, names_of, parse_pools
 from virtualflow.sim.costs import Costs
-from virtualflow.sim.engine import Disturbance, _Engine
+from virtualflow.sim.engine import Disturbance, WatchEvent, simulate
 from virtualflow.sim.result import Run
 
 COSTS = Costs("some", boot=7.0, resume=5.0, shrink=0.5, grow=3.0, grow_pause=0.5, restart=6.0)
@@ -61,7 +62,7 @@ def trials(draw: st.DrawFn, *, changes: bool = True) -> Trial:
                 draw(st.sampled_from((20.0, 300.0, 2000.0))),
                 draw(st.sampled_from((LINEAR, "wide", "narrow"))),
                 priority=draw(st.sampled_from((1.0, 3.0, 9.0))),
-                min_devices=draw(st.integers(1, demand)) if changes else 1,
+                min=draw(st.integers(1, demand)) if changes else 1,
             )
         )
     return Trial(tuple(jobs), pools, tuple(_events(draw, jobs, names_of(pools), changes)))
@@ -72,13 +73,13 @@ def _events(draw: st.DrawFn, jobs: list[Job], devices: tuple[str, ...], changes:
     seconds, lost = 0.0, set[str]()
     known = {job.id: job for job in jobs}
     for _ in range(draw(st.integers(0, 8))):
-        seconds += draw(st.sampled_from((0.0, 5.0, 90.0, 400.0)))
+        seconds += draw(st.sampled_from((0.0, 5.0, 90.0, 400.0, 2500.0)))
         what = draw(st.sampled_from(("lose", "return", "change") if changes else ("lose", "return")))
         if what == "change":
             job = known[draw(st.sampled_from(sorted(known)))]
             demand = draw(st.integers(1, 4))
-            priority, min_devices = draw(st.sampled_from((1.0, 3.0, 9.0))), draw(st.integers(1, demand))
-            known[job.id] = replace(job, demand=demand, virtual_nodes=0, priority=priority, min_devices=min_devices)
+            priority, minimum = draw(st.sampled_from((1.0, 3.0, 9.0))), draw(st.integers(1, demand))
+            known[job.id] = replace(job, demand=demand, virtual_nodes=0, priority=priority, min=minimum)
             yield JobChanged(seconds, known[job.id])
             continue
         there = [name for name in devices if (name in lost) == (what == "return")]
@@ -91,22 +92,14 @@ def _events(draw: st.DrawFn, jobs: list[Job], devices: tuple[str, ...], changes:
         yield DevicesJoined(seconds, tuple(name for name in devices if name in lost))
     if changes:
         for job in known.values():
-            yield JobChanged(seconds, replace(job, min_devices=1))
+            yield JobChanged(seconds, replace(job, min=1))
 
 
-Check = Callable[[Scheduler, Event], None]
+def run(trial: Trial, policy: Policy, check: WatchEvent = lambda *_: None, costs: Costs = COSTS) -> Run:
+    events = itertools.count()
 
+    def watch(scheduler: Scheduler, event: Event) -> None:
+        assert next(events) < MOST_EVENTS, f"no end: {event}, {scheduler.jobs}"
+        check(scheduler, event)
 
-class _Watched(_Engine):
-    check: Check
-
-    def _handle(self, event: Event) -> None:
-        assert self._events < MOST_EVENTS, f"no end: {event}, {self._scheduler.jobs}"
-        super()._handle(event)
-        self.check(self._scheduler, event)
-
-
-def run(trial: Trial, policy: Policy, check: Check = lambda *_: None, costs: Costs = COSTS) -> Run:
-    engine = _Watched(trial.jobs, trial.pools, policy, TABLE, costs, iter(trial.events), None)
-    engine.check = check
-    return engine.run()
+    return simulate(trial.jobs, trial.pools, policy, TABLE, costs, failures=iter(trial.events), watch=watch)

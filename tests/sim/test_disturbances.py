@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from tests.sim import disturbed
 from tests.sim.disturbed import TABLE, Trial, trials
-from tests.sim.test_invariants import Watched
+from tests.sim.test_invariants import Watched, assert_nobody_shrinks_for_a_lower_priority
 from virtualflow.cluster.job import ScheduledJob
 from virtualflow.cluster.messages import DevicesLost, Event, JobChanged
 from virtualflow.cluster.policies import registry
@@ -40,13 +40,13 @@ def nothing_is_given_twice_or_to_those_who_cannot_use_it(scheduler: Scheduler, e
     for state in jobs.values():
         assert bool(state.devices) == (state.id in snapshot.running)
         if state.devices:
-            assert state.job.min_devices <= state.allocation <= state.job.demand
+            assert state.job.min <= state.allocation <= state.job.demand
             assert all(TABLE.usable(state.job, placement.type_of(device)) for device in state.devices)
         if state.host is not None:
             assert set(state.devices) <= set(jobs[state.host].devices)
             assert jobs[state.host].host is None
-            assert state.id in jobs[state.host].guests
-        assert len(state.guests) <= 1
+            assert state.id in jobs[state.host].co_located
+        assert len(state.co_located) <= 1
     assert {state.id for state in snapshot.jobs()} == set(jobs)
     assert snapshot.lacking == sum(state.job.demand - state.allocation for state in snapshot.running.values())
 
@@ -77,7 +77,7 @@ def no_device_is_idle_that_somebody_could_use(scheduler: Scheduler, event: Event
     for state in scheduler.snapshot().running.values():
         assert state.allocation == state.job.demand or not free_for(scheduler, state)
     for state in waiting(scheduler)[:1]:  # those behind it must not pass
-        assert free_for(scheduler, state) < state.job.min_devices
+        assert free_for(scheduler, state) < state.job.min
 
 
 @pytest.mark.parametrize("name", ELASTIC)
@@ -107,7 +107,7 @@ def test_after_a_loss_or_a_change_nobody_has_more_than_one_of_higher_priority_wh
                 if weights[high.id] > weights[low.id] and set(snapshot.types_for(low.job)) <= set(
                     snapshot.types_for(high.job)
                 ):
-                    more_than_needed = low.allocation - max(low.job.min_devices, 1)
+                    more_than_needed = low.allocation - max(low.job.min, 1)
                     assert (
                         high.allocation == high.job.demand
                         or more_than_needed <= 0
@@ -137,14 +137,8 @@ def test_nobody_shrinks_for_a_lower_priority_or_below_what_it_needs(name: str, t
     policy = registry.make(name)
 
     def check(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None:
-        weights = {state.id: policy.weight(state, snapshot) for state in snapshot.jobs()}  # type: ignore[attr-defined]
-        losers = [name for name in before if after[name] < before[name]]
-        growing = [name for name in before if after[name] > before[name] > 0]
-        admitted = [name for name in before if after[name] > before[name] == 0]
-        if len(admitted) == 1:  # of several, a lower one may come in beside a higher one for which others shrank
-            growing += admitted
-        assert all(weights[winner] >= weights[loser] for winner in growing for loser in losers)
-        assert all(after[name] >= state.job.min_devices for name, state in snapshot.running.items())
+        assert_nobody_shrinks_for_a_lower_priority(policy, snapshot, before, after)
+        assert all(after[name] >= state.job.min for name, state in snapshot.running.items())
 
     disturbed.run(trial, Watched(policy, check))
 

@@ -1,4 +1,4 @@
-"""Virtual time: what costs do, to the second, and that the books balance."""
+"""Virtual time: what costs do, to the second, and that all time is accounted for."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_jobs_on_shared_devices_slow_each_other_down() -> None:
     assert found.accounts.spent.productive == 20.0
 
 
-def test_a_host_is_fast_again_when_its_guest_has_gone() -> None:
+def test_a_host_is_fast_again_when_its_co_located_job_has_gone() -> None:
     script = {0.0: {"A": Grant({"V100": 1})}, 1.0: {"B": Grant({"V100": 1}, beside="A")}}
     found = run([Job("A", 0.0, 1, 10.0), Job("B", 1.0, 1, 2.0)], Timed(script), costs.NONE, "V100:1")
     assert (end_of(found, "B"), end_of(found, "A")) == (5.0, 12.0)

@@ -86,5 +86,5 @@ def test_they_go_on_and_nobody_raises(name: str, trial: Trial, data: st.DataObje
     for state in waiting_then:
         assert not any(snapshot.free[kind] >= state.job.demand for kind in snapshot.types_for(state.job))
     for state in snapshot.running.values():
-        assert state.job.min_devices <= state.allocation <= state.job.demand
+        assert state.job.min <= state.allocation <= state.job.demand
         assert all(TABLE.usable(state.job, kind) for kind in state.counts)

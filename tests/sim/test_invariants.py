@@ -129,6 +129,19 @@ def test_no_device_is_idle_while_a_job_could_use_it(
     run(trace, name, check, failures)
 
 
+def assert_nobody_shrinks_for_a_lower_priority(
+    policy: Policy, snapshot: Snapshot, before: dict[str, int], after: dict[str, int]
+) -> None:
+    """In one decision of *policy*: how many devices each job had, and has after it."""
+    weights = {state.id: policy.weight(state, snapshot) for state in snapshot.jobs()}  # type: ignore[attr-defined]
+    losers = [name for name in before if after[name] < before[name]]
+    growing = [name for name in before if after[name] > before[name] > 0]
+    admitted = [name for name in before if after[name] > before[name] == 0]
+    if len(admitted) == 1:  # of several, a lower one may come in beside a higher one for which others shrank
+        growing += admitted
+    assert all(weights[winner] >= weights[loser] for winner in growing for loser in losers)
+
+
 @pytest.mark.parametrize("name", ELASTIC)
 @settings(max_examples=40, deadline=None)
 @given(trace=traces(), failures=failing)
@@ -138,13 +151,7 @@ def test_nobody_shrinks_while_a_lower_priority_grows(
     policy = registry.make(name)
 
     def check(snapshot: Snapshot, before: dict[str, int], after: dict[str, int]) -> None:
-        weights = {state.id: policy.weight(state, snapshot) for state in snapshot.jobs()}  # type: ignore[attr-defined]
-        losers = [name for name in before if after[name] < before[name]]
-        growing = [name for name in before if after[name] > before[name] > 0]
-        admitted = [name for name in before if after[name] > before[name] == 0]
-        if len(admitted) == 1:  # of several, a lower one may come in beside a higher one for which others shrank
-            growing += admitted
-        assert all(weights[winner] >= weights[loser] for winner in growing for loser in losers)
+        assert_nobody_shrinks_for_a_lower_priority(policy, snapshot, before, after)
         assert all(after[name] >= 1 for name in before if before[name])
 
     run(trace, name, check, failures)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from examples import allocation_chart as charts
 from virtualflow.core.devices import parse_pools
+from virtualflow.dashboard import simulation
 from virtualflow.sim import live_run, metrics
+from virtualflow.sim.compare import side_by_side
 
 ZERO = 1_700_000_000.0
 
@@ -46,7 +47,11 @@ def test_figures_of_a_real_cluster_count_from_the_first_submit() -> None:
     assert figures.utilization == pytest.approx((2 * 5 + 5 + 10) / 30)
 
 
-def test_real_clusters_are_drawn_like_simulated_ones(tmp_path: Any) -> None:
-    run = live_run.run_of(STATE, HISTORY)
-    assert charts.allocations([run, run], parse_pools("2"), tmp_path / "chart.png")
-    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+def test_real_clusters_are_shown_like_simulated_ones() -> None:
+    shown = simulation.of(side_by_side({"real": live_run.run_of(STATE, HISTORY)}), parse_pools("2"), "lab")
+    segments = shown["policies"]["real"]["history"]["segments"]
+    assert [(each["name"], each["devices"]) for each in segments] == [
+        ("job first", ["0", "1"]),
+        ("job first", ["0"]),
+        ("job second", ["1"]),
+    ]

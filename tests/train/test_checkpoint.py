@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch import nn
 import virtualflow as vf
 from tests.train.small import make, mlp, regression, train
 from virtualflow.errors import CheckpointError
+
+pytestmark = pytest.mark.on_cuda_too
 
 
 def test_a_resumed_job_goes_on_from_the_very_step(tmp_path: Path) -> None:
@@ -71,6 +74,76 @@ def test_flags_groups_schedules_and_scalers_come_back(tmp_path: Path) -> None:
     assert not model[1].training
     assert schedule.last_epoch == 1
     assert scaler.get_scale() == 4.0
+
+
+class Remembers(nn.Module):
+    """A layer with extra state, and a table that its forward enlarges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+        self.last: torch.Tensor | None = None
+        self.register_buffer("table", torch.zeros(1))
+
+    def get_extra_state(self) -> torch.Tensor | None:
+        return self.last
+
+    def set_extra_state(self, state: torch.Tensor | None) -> None:
+        self.last = state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.table) == 1:
+            self.table = torch.arange(5.0, device=x.device)
+        return self.layer(x)
+
+
+class Averages(torch.optim.SGD):
+    """Keeps an average of each parameter, in a state_dict of its own."""
+
+    averages: dict[int, torch.Tensor]
+
+    def state_dict(self) -> dict[str, object]:
+        return {"sgd": super().state_dict(), "averages": self.averages}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state["sgd"])
+        self.averages = state["averages"]
+
+
+def with_tensors() -> tuple[vf.Trainer, Remembers, Averages, vf.State]:
+    vf.seed(0)
+    model = Remembers()
+    optimizer = Averages(model.parameters(), lr=0.1)
+    optimizer.averages = {}
+    kept = vf.State(best=None, first=torch.zeros(()), host=None, once={})
+    trainer = make(model, optimizer=optimizer, state=[kept])
+    return trainer, model, optimizer, kept
+
+
+def tensors_of(trainer: vf.Trainer, model: Remembers, optimizer: Averages, kept: vf.State) -> list[Any]:
+    return [kept.best, kept.first, kept.host, kept.once["weight"], model.last, model.table, optimizer.averages[0]]
+
+
+@pytest.mark.parametrize("when", ["in an epoch", "at its end", "before its end"])
+def test_tensors_come_back_to_where_they_were(tmp_path: Path, when: str) -> None:
+    trainer, model, optimizer, kept = with_tensors()
+    for _ in trainer.epochs(1):
+        weight = model.layer.weight.detach()
+        kept.once = {"weight": weight.clone()}  # a part of the settings at the top
+        for batch in trainer.batches(regression()):
+            trainer.step(batch)
+            kept.best, kept.first, kept.host = weight + 1, weight.sum(), weight.cpu() + 2
+            model.last, optimizer.averages = weight + 3, {0: weight + 4}
+            if when == "in an epoch" and trainer.global_step == 2:
+                break
+        trainer.save(tmp_path / "c.pt")
+        if when == "before its end":
+            kept.best = kept.best + 1  # what was saved is made up for this
+    loaded = with_tensors()
+    loaded[0].load(tmp_path / "c.pt")
+    before, after = tensors_of(trainer, model, optimizer, kept), tensors_of(*loaded)
+    assert [each.device for each in after] == [each.device for each in before]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 KILLED = """
@@ -143,9 +216,20 @@ def test_export_writes_a_plain_state_dict(tmp_path: Path) -> None:
     model = mlp()
     trainer = make(torch.compile(model, backend="eager", dynamic=False))
     trainer.export(tmp_path / "model.pt")
+    written = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert {tensor.device.type for tensor in written.values()} == {"cpu"}  # it loads where there is nothing else
     fresh = mlp()
-    fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
-    assert torch.equal(fresh[0].weight, model[0].weight)
+    fresh.load_state_dict(written)
+    assert torch.equal(fresh[0].weight, model[0].weight.cpu())
+
+
+def test_tied_weights_are_exported_once(tmp_path: Path) -> None:
+    model = mlp()
+    model.add_module("again", model[0])
+    make(model).export(tmp_path / "model.pt")
+    written = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert written["again.weight"].data_ptr() == written["0.weight"].data_ptr()
+    assert written._metadata[""] == {"version": 1}
 
 
 def test_a_folder_that_can_not_be_written_is_told(tmp_path: Path) -> None:

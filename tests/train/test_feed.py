@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,13 @@ HERE = os.getpid()
 class Noisy:
     """Augments with all three generators, and writes down which process did."""
 
-    def __init__(self, calls: Path | None = None, length: int = 40) -> None:
+    def __init__(self, calls: Path | None = None, items: Sequence[float] = (0.0,)) -> None:
         self.calls = calls
-        self.length = length
+        self.items = [*items] * 40  # and no number of them, which might be that of an open file
         self.scale = 1.0
 
     def __len__(self) -> int:
-        return self.length
+        return len(self.items)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.calls is not None:
@@ -170,7 +171,7 @@ def test_skipped_batches_are_not_loaded(workers: int | None, tmp_path: Path) -> 
     for loader_workers in (0, workers):
         trainer, dataset = (
             make(loss_fn=squares, loader_workers=loader_workers),
-            Noisy(tmp_path / f"{loader_workers}", 80),
+            Noisy(tmp_path / f"{loader_workers}", (0.0, 0.0)),
         )
         for _ in trainer.epochs(1):
             for batch in trainer.batches(dataset):
@@ -304,7 +305,7 @@ from virtualflow.train import data
 data.START_SECONDS = -1.0
 vf.seed(0)
 trainer = make(mlp(), squares, loader_workers=LOADER_WORKERS)
-dataset = Noisy(folder / f"calls-{os.getpid()}", 80)
+dataset = Noisy(folder / f"calls-{os.getpid()}", (0.0, 0.0))
 for epoch in trainer.epochs(5):
     dataset.scale = 1.0 + epoch
     for batch in trainer.batches(dataset):

@@ -13,11 +13,14 @@ from tests.conftest import Launcher
 from tests.train.small import accuracy, classes, cross, make, mlp, regression
 from virtualflow.errors import ConfigError, LossError
 
+pytestmark = pytest.mark.on_cuda_too
+
 SCRIPT = Path(__file__).with_name("inference_job.py")
 
 
-def test_results_do_not_depend_on_the_mapping(run_job: Launcher) -> None:
-    runs = [run_job(SCRIPT, devices, owners=owners) for devices, owners in ((1, None), (3, None), (2, [1, 0, 1, 0]))]
+def test_results_do_not_depend_on_the_mapping(run_job: Launcher, run_on_cpus: Launcher) -> None:
+    runs = [run_job(SCRIPT, devices, owners=owners) for devices, owners in ((3, None), (2, [1, 0, 1, 0]))]
+    runs.append(run_on_cpus(SCRIPT, 1))
     assert len({run.digest for run in runs}) == 1
     assert all(run.out() == runs[0].out() for run in runs)
 
@@ -27,7 +30,7 @@ def test_predict_gives_outputs_in_dataset_order() -> None:
     model = mlp()
     trainer = make(model)
     data = regression(21)
-    assert torch.allclose(trainer.predict(data), model(data.tensors[0]).detach(), atol=1e-6)
+    assert torch.allclose(trainer.predict(data), model.cpu()(data.tensors[0]).detach(), atol=1e-6)
 
 
 def test_predict_takes_tuples_dicts_and_functions() -> None:
@@ -63,7 +66,7 @@ def test_evaluate_weighs_every_example_the_same_and_leaves_no_trace() -> None:
     before = trainer.digest()
     value = trainer.evaluate(classes(29), accuracy)
     model.eval()
-    correct, count = accuracy(model, list(classes(29).tensors))
+    correct, count = accuracy(model, [tensor.to(model[2].weight.device) for tensor in classes(29).tensors])
     assert value == float(correct) / count
     model.train()
     model[1].eval()

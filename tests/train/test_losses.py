@@ -16,6 +16,8 @@ from tests.train.small import make, mlp, mse, regression, train
 from tests.train.test_right import Frozen
 from virtualflow.errors import HiddenStateError, LossError, NonFiniteError
 
+pytestmark = pytest.mark.on_cuda_too
+
 
 def half_mean(model: nn.Module, batch: list[Tensor]) -> Tensor:
     return model(batch[0]).mean().bfloat16()
@@ -64,9 +66,7 @@ def test_a_model_in_half_precision_with_parts_that_are_not_always_used(reduction
         assert torch.allclose(half, double, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize(
-    "weight", [math.nan, -1.0, math.inf, torch.tensor(math.nan), {"accuracy": 1.0}, "8", None, torch.ones(3)]
-)
+@pytest.mark.parametrize("weight", [math.nan, -1.0, math.inf, torch.tensor(math.nan), "8", None, torch.ones(3)])
 def test_weights_that_can_not_be_are_refused(weight: Any) -> None:
     message = "evaluate" if isinstance(weight, dict) else "weight"
     with pytest.raises(LossError, match=f"loss_fn returned.*{message}"):
@@ -164,6 +164,7 @@ def test_a_step_that_fails_leaves_the_model_as_it_was(reduction: str, what: str)
     assert trainer.global_step == 8
 
 
+@pytest.mark.filterwarnings("ignore:loss_fn returned")
 def test_a_gradient_that_overflows_when_it_is_divided_is_named() -> None:
     with pytest.raises(NonFiniteError, match=r"norm is inf.*summed weight"):
         train(make(loss_fn=lambda m, b: (mse(m, b) * 1e20, 1e-30)), regression())

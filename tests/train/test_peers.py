@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.train.several import OneOfSeveral, peers_of
-from virtualflow.errors import CollectiveError
+from virtualflow.errors import CollectiveError, PeerLostError
 from virtualflow.testing import ThreadGroup, run_together
 from virtualflow.train.peers import Peers
 
@@ -35,6 +36,35 @@ def test_exchanged_values_may_have_any_size() -> None:
 def test_shared_tensors_are_the_leads() -> None:
     tensors = [torch.full((2,), float(rank)) for rank in range(2)]
     run_together(*(partial(p.share, "Trainer", [t]) for p, t in zip(peers_of(2), tensors, strict=True)))
+    assert torch.equal(tensors[1], torch.zeros(2))
+
+
+class Aborted(ThreadGroup):
+    """One whose last worker's collectives end without a word, and with garbage, as those of an accelerator do."""
+
+    def broadcast(self, tensor: Any, source: int) -> ThreadGroup:
+        before = tensor.clone()
+        super().broadcast(tensor, source)
+        if self.rank == self.size - 1:
+            tensor.copy_(before)
+        return self
+
+    def settle(self) -> None:
+        if self.rank == self.size - 1:
+            self.lose()
+            raise PeerLostError("aborted")
+
+
+def test_nobody_counts_what_is_shared_before_all_have_it() -> None:
+    groups, after = Aborted.of(2), ThreadGroup.of(2)
+    tensors = [torch.full((2,), float(rank)) for rank in range(2)]
+
+    def work(rank: int) -> list[int]:
+        peers = Peers(OneOfSeveral(groups[rank], after.__getitem__))
+        peers.share("Trainer", [tensors[rank]])
+        return peers.gathered("step", 1, rank)
+
+    assert run_together(partial(work, 0), partial(work, 1)) == [[0, 1]] * 2
     assert torch.equal(tensors[1], torch.zeros(2))
 
 

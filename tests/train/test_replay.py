@@ -16,6 +16,8 @@ from virtualflow.errors import HiddenStateError
 from virtualflow.train.settings import Settings
 from virtualflow.train.state import Parts
 
+pytestmark = pytest.mark.on_cuda_too
+
 
 class Counting(nn.Module):
     def __init__(self, *, reads: bool) -> None:
@@ -99,21 +101,27 @@ def test_a_loss_that_reads_what_it_kept_is_refused_by_name() -> None:
 
 def test_a_private_attribute_that_a_library_adds_is_not_carried_to_another_process() -> None:
     model = nn.Dropout(0.1)
-    settings = Settings(Parts(model), torch.optim.SGD([nn.Parameter(torch.zeros(1))]), ())
+    settings = Settings(Parts(model), (torch.optim.SGD([nn.Parameter(torch.zeros(1))]),), ())
     model._hooks_installed = True  # type: ignore[assignment]
     model.p = 0.5
     assert settings.take()["attributes"] == {"": {"p": 0.5}}
 
 
-def test_a_resumed_job_is_told_that_enumerate_counts_from_zero(tmp_path: Path) -> None:
+def ended_and_resumed(checkpoint: Path, epochs: int) -> tuple[vf.Trainer, vf.Trainer]:
+    """One that has come to its end, and one at the second step of the last epoch."""
     first = make()
-    for _ in first.epochs(2):
+    for _ in first.epochs(epochs):
         for batch in first.batches(regression()):
             first.step(batch)
             if batch.step == 1:
-                first.save(tmp_path / "c.pt")
+                first.save(checkpoint)
     resumed = make()
-    resumed.load(tmp_path / "c.pt")
+    resumed.load(checkpoint)
+    return first, resumed
+
+
+def test_a_resumed_job_is_told_that_enumerate_counts_from_zero(tmp_path: Path) -> None:
+    first, resumed = ended_and_resumed(tmp_path / "c.pt", epochs=2)
 
     def go_on() -> None:
         for _ in resumed.epochs(2):
@@ -126,14 +134,7 @@ def test_a_resumed_job_is_told_that_enumerate_counts_from_zero(tmp_path: Path) -
 
 
 def test_a_checkpoint_within_an_epoch_does_not_go_on_with_another_dataset(tmp_path: Path) -> None:
-    first = make()
-    for _ in first.epochs(1):
-        for batch in first.batches(regression()):
-            first.step(batch)
-            if batch.step == 1:
-                first.save(tmp_path / "c.pt")
-    resumed = make()
-    resumed.load(tmp_path / "c.pt")
+    _, resumed = ended_and_resumed(tmp_path / "c.pt", epochs=1)
     changed = regression()
     changed.tensors[0][-1] += 1
     with pytest.raises(HiddenStateError, match="dataset is another one"):

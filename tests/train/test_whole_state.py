@@ -18,6 +18,9 @@ from torch.nn.functional import mse_loss
 import virtualflow as vf
 from tests.train.small import make, mlp, mse, regression, train
 from virtualflow.errors import CheckpointError, ConfigError, HiddenStateError
+from virtualflow.events import StepDone, read_events
+from virtualflow.train.settings import Settings
+from virtualflow.train.state import Parts
 
 Loop = Callable[[vf.Trainer], None]
 
@@ -37,9 +40,14 @@ def resumed_equals_whole(tmp_path: Path, build: Callable[[], tuple[vf.Trainer, A
                     break
             if trainer.global_step == stop:
                 break
-        ends.append((trainer.digest(), trainer._loop.position.chain))
+        ends.append((trainer.digest(), last_step(trainer).chain))
     assert ends[0] == ends[2]
     assert ends[0] != ends[1]
+
+
+def last_step(trainer: vf.Trainer) -> StepDone:
+    assert trainer.events_path is not None
+    return [event for event in read_events(trainer.events_path) if isinstance(event, StepDone)][-1]
 
 
 def epochs(top: Callable[[int], None] = lambda epoch: None) -> Callable[[vf.Trainer], Any]:
@@ -204,11 +212,10 @@ def test_plain_variables_in_state_are_set_in_place(tmp_path: Path) -> None:
     ] == expected
 
 
-def test_a_number_in_state_must_be_the_jobs() -> None:
-    trainer = make(state=[0.5])
-    contents = trainer._live.settings.take()
+def test_a_number_in_state_must_be_the_jobs(tmp_path: Path) -> None:
+    make(state=[0.5]).save(tmp_path / "c.pt")
     with pytest.raises(CheckpointError, match=r"state\[0\] is 0.7 here and 0.5 in the job"):
-        make(state=[0.7])._live.settings.put(contents)
+        make(state=[0.7]).load(tmp_path / "c.pt")
 
 
 def test_state_with_nothing_to_save_it_by_is_refused_with_the_remedy() -> None:
@@ -445,3 +452,30 @@ def test_training_in_eval_mode_is_told_once() -> None:
     with pytest.warns(UserWarning, match="eval mode") as told:
         train(trainer, regression())
     assert len(told) == 1
+
+
+def test_what_is_of_the_lead_is_kept_but_not_compared_between_workers(tmp_path: Path) -> None:
+    class Log:
+        of_the_lead = True
+        seconds = 0.0
+
+        def state_dict(self) -> dict[str, float]:
+            return {"seconds": self.seconds}
+
+        def load_state_dict(self, saved: dict[str, float]) -> None:
+            self.seconds = saved["seconds"]
+
+    def described(seconds: float, *, of_the_lead: bool) -> list[tuple[str, str]]:
+        log = Log()
+        log.of_the_lead, log.seconds = of_the_lead, seconds
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return list(Settings(Parts(model), (optimizer,), (log,)).described())
+
+    assert described(1.0, of_the_lead=True) == described(2.0, of_the_lead=True)
+    assert described(1.0, of_the_lead=False) != described(2.0, of_the_lead=False)
+    one, other = Log(), Log()
+    one.seconds = 3.0
+    make(state=[one]).save(tmp_path / "saved.pt")
+    make(state=[other]).load(tmp_path / "saved.pt")
+    assert other.seconds == 3.0

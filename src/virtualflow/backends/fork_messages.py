@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.json import Decoder
 
+from virtualflow.core.device_choice import Accelerator
 from virtualflow.job.spec import WorkerSpec
 
 
@@ -19,6 +20,7 @@ class ServerReady(Struct, frozen=True, tag=True):
     """Torch is loaded."""
 
     pid: int
+    accelerators: tuple[Accelerator, ...] = ()  # that workers will see
 
 
 class WorkerForked(Struct, frozen=True, tag=True):

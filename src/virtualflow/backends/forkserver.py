@@ -1,6 +1,7 @@
 """A process with torch already loaded, from which workers are forked: ready in milliseconds, not seconds.
 
-It runs no torch operation and has one thread, so that a fork is clean. It reads ``fork_messages`` from a Unix socket,
+It runs no torch operation and has one thread, so that a fork is clean. So are the packages that it loads besides:
+those of its arguments, as far as ``preload_imports`` takes them. It reads ``fork_messages`` from a Unix socket,
 and ends, with all its workers, when its owner does.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import selectors
 import signal
@@ -17,6 +19,8 @@ import time
 from importlib import import_module
 from typing import Any, NoReturn
 
+import msgspec
+
 from virtualflow.backends.fork_messages import (
     FORK_REQUESTS,
     ForkRequest,
@@ -25,10 +29,13 @@ from virtualflow.backends.fork_messages import (
     WorkerEnded,
     WorkerForked,
 )
+from virtualflow.backends.preload_imports import preload
+from virtualflow.core.device_choice import Accelerator
 from virtualflow.job.json_lines import decoded, encoded
 from virtualflow.job.output import outlasting
 from virtualflow.system.processes import adopt_orphans, end_children
 
+_log = logging.getLogger("virtualflow")
 MAX_LISTED = 8  # of the processes that a worker has left behind
 OUTLIVE_SECONDS = 1800.0  # for a step or an evaluation that one of many workers has to finish alone
 
@@ -42,12 +49,15 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     adopt_orphans()  # what a worker leaves behind is ended with it
     connection = socket.socket(fileno=int(sys.argv[1]))
+    environment = dict(os.environ)
     gc.disable()  # imports leave no garbage, and looking for it takes half a second
     worker = import_module("virtualflow.job.worker")
     import_module("torch._dynamo")  # making an optimizer imports it, which takes a second
     import_module("virtualflow.train.kernel").load()
+    _preload(sys.argv[2:], environment)
     gc.freeze()  # nor need the workers look there, which would copy the pages
     gc.enable()
+    seen = _accelerators()
     wake_reader, wake_writer = socket.socketpair()
     wake_reader.setblocking(False)
     wake_writer.setblocking(False)
@@ -56,7 +66,7 @@ def main() -> None:
     selector = selectors.DefaultSelector()
     selector.register(connection, selectors.EVENT_READ)
     selector.register(wake_reader, selectors.EVENT_READ)
-    _send(connection, ServerReady(os.getpid()))
+    _send(connection, ServerReady(os.getpid(), seen))
     while True:
         for key, _ in selector.select():
             if key.fileobj is connection:
@@ -66,6 +76,34 @@ def main() -> None:
                 _reap(connection)
 
 
+def _preload(names: list[str], environment: dict[str, str]) -> None:
+    """Load what the job's script imports. If a package turns out not to be for that, start again without it."""
+    sys.stdout, sys.stderr = outlasting(1), outlasting(2)  # a package may keep them for its log
+    if (unsuited := preload(names)) is not None:
+        _log.warning("%s is imported by each worker, and not before they start: %s", unsuited.package, unsuited.reason)
+        left = [name for name in names if name.split(".")[0] != unsuited.package]
+        command = [sys.executable, "-m", "virtualflow.backends.forkserver", sys.argv[1], *left]
+        os.execve(sys.executable, command, environment)
+
+
+def _accelerators() -> tuple[Accelerator, ...]:
+    """The accelerators of this machine, as a child sees them: a process that has looked at CUDA can't be forked."""
+    if import_module("torch").accelerator.current_accelerator() is None:
+        return ()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, msgspec.json.encode(import_module("virtualflow.train.accelerators").present()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        answered = answer.read()
+    os.waitpid(child, 0)
+    return msgspec.json.decode(answered, type=tuple[Accelerator, ...]) if answered else ()
+
+
 def _handle(connection: socket.socket, worker: Any) -> None:
     message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     if not message:
@@ -73,7 +111,7 @@ def _handle(connection: socket.socket, worker: Any) -> None:
     request = decoded(FORK_REQUESTS, message)
     child = os.fork()
     if child == 0:
-        connection.close()  # or nobody would see when the server ends
+        connection.close()  # otherwise the client would not see that the server ends
         _become_worker(request, descriptors, worker)
     for descriptor in descriptors:
         os.close(descriptor)
@@ -136,7 +174,8 @@ def _reap(connection: socket.socket | None) -> None:
 
 
 def _send(connection: socket.socket, message: FromServer) -> None:
-    connection.sendall(encoded(message))
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the coordinator is gone, as the next read shows
+        connection.sendall(encoded(message))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -21,8 +23,10 @@ from virtualflow.backends.fork_messages import (
     WorkerEnded,
     WorkerForked,
 )
-from virtualflow.errors import LaunchError
-from virtualflow.job.backend import Exit, NotReadyError, Place
+from virtualflow.core import device_choice
+from virtualflow.core.devices import CPU
+from virtualflow.errors import LaunchError, NotReadyError, ServerLostError, ServerSilentError
+from virtualflow.job.backend import Exit, Place
 from virtualflow.job.json_lines import decoded, encoded
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.system import hash_seed
@@ -31,7 +35,8 @@ from virtualflow.system.processes import adopt_orphans, end_children
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 120.0  # importing torch from a cold disk on a busy machine
-FORK_SECONDS = 10.0  # for a server that is there to fork a worker: then another one takes its place
+FORK_SECONDS = 10.0  # at most, for a server that is there to fork a worker: then another one takes its place
+_log = logging.getLogger("virtualflow")
 Awaited = TypeVar("Awaited", ServerReady, WorkerForked)
 
 
@@ -47,15 +52,31 @@ class LocalBackend:
         hash_seed: str | None = None,
         inherited: Sequence[int] = (),
         outlives_us: bool = False,
+        environment: Mapping[str, str] | None = None,
+        device_type: str = CPU,
+        emulated: Collection[str] = (),
+        preload: Sequence[str] = (),
     ) -> None:
-        """The workers, too, hold the descriptors in *inherited*."""
+        """The workers, too, hold the descriptors in *inherited*, and have the variables in *environment*.
+
+        What *preload* names is imported before they start, if that is safe. Their *device_type* decides what ``check``
+        asks for; those that are *emulated* are cores.
+        """
+        self._device_type = device_type
+        self._emulated = emulated
+        self._accelerators: tuple[device_choice.Accelerator, ...] = ()
         self._threads = threads_per_device
         self._hash_seed = hash_seed or hash_seed_of(os.environ)
         self._inherited = inherited
+        self._preload = preload
         self._outlives_us = outlives_us
+        self._environment = environment or {}
         self._exits: list[Exit] = []
         self._alive: set[int] = set()
+        self._is_ready = False  # the server, to fork workers
+        self._is_lost = False  # the server; no other one has been started yet
         self._adopted: dict[int, int] = {}  # workers whose server was killed: process ids by their descriptors
+        self._may_have_leftovers = False  # of workers that have ended without a server to see to it
         self._marker = f"VF_FORKED_FOR={os.getpid()}-{id(self)}"  # in the environment of all that workers start
 
     def __enter__(self) -> Self:
@@ -65,7 +86,7 @@ class LocalBackend:
         self._start_server()
         try:
             self._note(self._first_ready())
-        except BaseException:  # Ctrl-C, for one: nobody else would end the server
+        except BaseException:  # such as Ctrl-C: nothing else would end the server
             self.__exit__(None, None, None)
             raise
         return self
@@ -78,21 +99,30 @@ class LocalBackend:
             except ServerLostError:
                 if self._outlives_us or self._server.wait() >= 0:
                     raise
+                self._let_go_of_server()
                 self._replace_server()
 
+    @property
+    def server_pid(self) -> int:
+        """The process that workers are forked from, as of now."""
+        return self._server.pid
+
     def _start_server(self) -> None:
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.environ | {
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {
+            **os.environ,
+            **self._environment,
             "MKL_CBWR": "AUTO,STRICT",
             "OMP_NUM_THREADS": str(self._threads),
             hash_seed.VARIABLE: self._hash_seed,
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # a lost peer is no news for the script's output
             **dict([self._marker.split("=")]),
         }
-        command = [sys.executable, "-m", "virtualflow.backends.forkserver", str(theirs.fileno())]
-        if self._outlives_us:  # no child of ours: whoever ends us ends our children, and it has a checkpoint to see to
+        command = [sys.executable, "-m", "virtualflow.backends.forkserver", str(theirs.fileno()), *self._preload]
+        if self._outlives_us:  # not a child, or it would be ended with this process: it waits for a checkpoint
             command = ["/bin/sh", "-c", '"$@" &', "sh", *command]
-        with theirs:
+        with theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(ours.close)
             self._server = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno(), *self._inherited],
@@ -100,11 +130,12 @@ class LocalBackend:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._is_ready = False
+            unless_started.pop_all()
+        self._connection = ours
         self._poll.register(self._connection, select.EPOLLIN)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for pid in list(self._alive):
             self.kill(pid, signal.SIGKILL)
@@ -119,7 +150,14 @@ class LocalBackend:
         self._poll.close()
 
     def check(self, devices: Sequence[str]) -> None:
-        """A core runs any number of workers; a worker itself knows whether its accelerator exists."""
+        """A core runs any number of workers, an accelerator one."""
+        real = [device for device in devices if device not in self._emulated]
+        device_choice.check(real, self._device_type, self._accelerators)
+
+    @property
+    def accelerators(self) -> tuple[device_choice.Accelerator, ...]:
+        """Those of this machine that workers see."""
+        return self._accelerators
 
     def start(
         self, spec: WorkerSpec, stdout: int, stderr: int, control: int, environment: Mapping[str, str] | None = None
@@ -132,6 +170,12 @@ class LocalBackend:
                 self._note_end_of_adopted(descriptor)
             elif descriptor == self._connection.fileno():
                 self._read_all()
+        if self._is_lost:
+            with contextlib.suppress(OSError):  # out of descriptors or processes: it is tried again
+                self._replace_server()
+        if self._may_have_leftovers:
+            with contextlib.suppress(OSError):  # no descriptor to look for them with: likewise
+                self._end_leftovers()
         ended, self._exits = self._exits, []
         return ended
 
@@ -147,16 +191,17 @@ class LocalBackend:
         return self._poll.fileno()
 
     def _fork(self, request: ForkRequest, descriptors: list[int]) -> int:
-        self._read_all()
+        if not self._is_lost:
+            self._read_all()
         if not self._is_ready:
             raise NotReadyError("the process that workers are forked from was killed, and another one is starting")
         try:
             socket.send_fds(self._connection, [encoded(request)], descriptors)
-            pid = self._wait_for(WorkerForked, FORK_SECONDS).pid
+            pid = self._wait_for(WorkerForked, min(FORK_SECONDS, request.worker.patience_seconds)).pid
         except (ServerLostError, ServerSilentError, BrokenPipeError, ConnectionResetError) as error:
             if isinstance(error, ServerSilentError):
                 self._server.kill()
-            self._replace_server()
+            self._let_go_of_server()
             raise NotReadyError("the process that workers are forked from was killed") from None
         self._alive.add(pid)
         return pid
@@ -181,7 +226,7 @@ class LocalBackend:
         except BlockingIOError:
             return
         except ServerLostError:
-            self._replace_server()
+            self._let_go_of_server()
 
     def _read(self) -> FromServer:
         try:
@@ -196,20 +241,28 @@ class LocalBackend:
         return decoded(FROM_SERVER, packet)
 
     def _note(self, message: FromServer) -> None:
-        self._is_ready |= isinstance(message, ServerReady)
+        if isinstance(message, ServerReady):
+            self._is_ready = True
+            self._accelerators = message.accelerators
         if isinstance(message, WorkerEnded):
             self._alive.discard(message.pid)
             self._exits.append(Exit(message.pid, message.code, message.left))
 
-    def _replace_server(self) -> None:
-        """The server was killed: its workers are ours now, and others will be forked from a new one."""
+    def _let_go_of_server(self) -> None:
+        """The server was killed."""
         if self._outlives_us:
             raise LaunchError("the process that workers are forked from was killed")
         self._server.wait()  # it has ended, or is about to
         self._poll.unregister(self._connection)
         self._connection.close()
-        adopted = self._alive - set(self._adopted.values())
-        for pid in adopted:
+        self._is_ready, self._is_lost = False, True
+
+    def _replace_server(self) -> None:
+        """The workers of the killed server are ours now, and others will be forked from a new one.
+
+        Raises OSError if this process has no free descriptor; a later call continues.
+        """
+        for pid in self._alive - set(self._adopted.values()):
             try:
                 pidfd = os.pidfd_open(pid)
             except ProcessLookupError:  # it ended, and its server knew
@@ -218,7 +271,9 @@ class LocalBackend:
                 continue
             self._adopted[pidfd] = pid
             self._poll.register(pidfd, select.EPOLLIN)
+        self._may_have_leftovers = True  # it may have been killed before it had ended them
         self._start_server()
+        self._is_lost = False
 
     def _note_end_of_adopted(self, pidfd: int) -> None:
         pid = self._adopted.pop(pidfd)
@@ -228,17 +283,17 @@ class LocalBackend:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # whatever it has started in its group
         self._alive.discard(pid)
-        code = -signal.SIGKILL if ended is None else _exit_code(ended)
-        left = end_children(spared={*self._alive, self._server.pid}, marker=self._marker)
-        self._exits.append(Exit(pid, code, tuple(child.command for child in left)))
+        self._may_have_leftovers = True
+        self._exits.append(Exit(pid, -signal.SIGKILL if ended is None else _exit_code(ended)))
 
-
-class ServerLostError(LaunchError):
-    """The fork server has ended."""
-
-
-class ServerSilentError(LaunchError):
-    """The fork server does not answer: it is stopped, or hangs."""
+    def _end_leftovers(self) -> None:
+        """End what workers that are gone have started, and report it with the end of one of them."""
+        left = tuple(child.command for child in end_children({*self._alive, self._server.pid}, self._marker))
+        self._may_have_leftovers = False
+        if left and self._exits:
+            self._exits[0] = replace(self._exits[0], left=(*self._exits[0].left, *left))
+        elif left:
+            _log.warning("processes that a worker left behind were ended: %s", "; ".join(left))
 
 
 def _exit_code(ended: os.waitid_result) -> int:

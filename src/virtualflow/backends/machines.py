@@ -31,12 +31,12 @@ class Machine:
     @property
     def devices(self) -> dict[str, int]:
         """How many devices of each type it has: cores, GPUs by their model, and custom resources by their name."""
-        found = Counter[str]()
+        counts = Counter[str]()
         for name, amount in self.resources.items():
             if name in _NO_DEVICES or name.startswith((_MODEL, "node:", "bundle_group_")):
                 continue
-            found[{"CPU": CPU, "GPU": self.gpu_type}.get(name, name)] += int(amount)
-        return {name: count for name, count in sorted(found.items()) if count}
+            counts[{"CPU": CPU, "GPU": self.gpu_type}.get(name, name)] += int(amount)
+        return {name: count for name, count in sorted(counts.items()) if count}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def check(
                 f"--resources '{{\"{name}\": 1}}', or with a GPU of that model."
             )
         wanted = request(name, machines, threads_per_device, any_gpu=any_gpu)
-        room = int(min(_amount(machines, resource) // each for resource, each in wanted.amounts.items()))
+        room = int(min(_amount(machines, resource) // amount for resource, amount in wanted.amounts.items()))
         if count > room:
             raise LaunchError(
                 f"the job wants {count} devices of type {name}, and the Ray cluster has {room}: in all it has {has}. "

@@ -1,6 +1,6 @@
 """Workers on a Ray cluster.
 
-An actor holds each device, wherever Ray finds one; another one on each machine, its *outpost*, forks the workers there.
+An actor holds each device, wherever Ray finds one; another one on each machine, its *agent*, forks the workers there.
 All that passes between the coordinator and a worker goes through Ray's own calls. An actor or a machine that is lost,
 or silent for a while, is workers that were killed.
 """
@@ -9,110 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
-import os
 import queue
 import select
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from importlib import import_module
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from virtualflow.backends import machines as clusters
-from virtualflow.backends.machines import Machine
-from virtualflow.backends.remote_io import RemoteIO
-from virtualflow.backends.remote_workers import JobFiles, Outpost
-from virtualflow.core.devices import Pool, type_of
+from virtualflow.backends import ray_connection
+from virtualflow.backends.ray_connection import RayError, RayTaskError, connected, machines
+from virtualflow.backends.ray_workers import END_SECONDS, KILLED, Agents, DeviceHolder, RayWorker
+from virtualflow.backends.start_barrier import StartBarrier
+from virtualflow.core.devices import type_of
 from virtualflow.errors import LaunchError
 from virtualflow.job.backend import Exit, Place
-from virtualflow.job.folder import JobFolder
-from virtualflow.job.json_lines import encoded
-from virtualflow.job.spec import Failure, WorkerSpec
-from virtualflow.job.tokens import parse_address
-from virtualflow.program.manifest import read_modules
-
-AUTHENTICATION = "RAY_AUTH_MODE"
-_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-
-
-def _authentication() -> str:
-    """As ``ray start`` decides it on this machine. Left unset, it would depend on how the address was given."""
-    has_token = any(name in os.environ for name in _TOKENS) or (Path.home() / ".ray" / "auth_token").exists()
-    return "token" if has_token else "disabled"
-
-
-os.environ.setdefault(AUTHENTICATION, _authentication())  # Ray reads it once, when it is imported
-try:
-    import ray
-    from ray.exceptions import RayError, RayTaskError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-except ImportError as error:
-    raise LaunchError(
-        f"--backend ray needs Ray, which can't be imported ({error}). Install it: pip install 'virtualflow[ray]'"
-    ) from error
-
-SILENCE_SECONDS = 10.0  # an outpost answers every second: after this long it is lost, whatever Ray believes
-CONNECT_SECONDS = 5.0
-PLACE_SECONDS = 60.0  # for all first workers to have their devices
-WARN_SECONDS = 10.0  # of waiting for a device, before the job's log says so
-END_SECONDS = 3.0
-TICK_SECONDS = 0.2
-KILLED = -signal.SIGKILL
-
-
-def machines() -> list[Machine]:
-    """The machines of the cluster that are alive, in an order that lasts."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    return [
-        Machine(node["NodeID"], node["NodeManagerAddress"], node["Resources"])
-        for node in sorted(alive, key=lambda node: str(node["NodeID"]))
-    ]
-
-
-def devices() -> tuple[Pool, ...]:
-    """The cluster's devices by type, and how many each machine has."""
-    return clusters.pools(machines())
-
-
-@contextlib.contextmanager
-def connected(address: str | None = None) -> Iterator[str]:
-    """Be a driver of the cluster at *address* (else ``RAY_ADDRESS``, else this machine's); yields our own address."""
-    ours = not ray.is_initialized()
-    if ours:
-        _connect(address or os.environ.get("RAY_ADDRESS") or "auto")
-    try:
-        yield str(ray.util.get_node_ip_address())
-    finally:
-        if ours:
-            ray.shutdown()
-
-
-def _connect(address: str) -> None:
-    if address.startswith("ray://"):
-        raise LaunchError(f"{address} is Ray's client protocol: run `vf` on a machine of the cluster instead")
-    # Ray prints pages of its own logs when it loses a machine, amid the script's output; no setting turns that off.
-    printer: Any = import_module("ray._private.worker")
-    printer.print_to_stdstream = lambda *_, **__: None
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        if address != "auto":  # Ray itself would try for minutes
-            socket.create_connection(parse_address(address), timeout=CONNECT_SECONDS).close()
-        ray.init(address=address, namespace="virtualflow", log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RayError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise LaunchError(
-            f"no Ray cluster answers at {address}: {reason}. Start one with `ray start --head`, or set RAY_ADDRESS; "
-            f"{AUTHENTICATION} (here: {os.environ[AUTHENTICATION]}) must be the cluster's."
-        ) from error
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray's own would end this process without its clean-up
+from virtualflow.job.spec import WorkerSpec
 
 
 class RayBackend:
@@ -127,15 +43,16 @@ class RayBackend:
         emulated: Collection[str] = (),
         pinned: Mapping[str, str] | None = None,
         address: str | None = None,
+        preload: Sequence[str] = (),
     ) -> None:
         self._threads = threads_per_device
-        self._hash_seed = hash_seed
+        self._agent_settings = threads_per_device, hash_seed, tuple(preload)
         self._any_gpu = device_type != "cpu"
         self._emulated = {type_of(device) for device in emulated}
         self._pinned = pinned or {}
         self._cluster = address
         self._numbers = itertools.count(1)
-        self._workers: dict[int, _RayWorker] = {}
+        self._workers: dict[int, RayWorker] = {}
         self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
@@ -145,14 +62,14 @@ class RayBackend:
             self._woken.setblocking(False)
             owned.callback(self._woken.close)
             owned.callback(self._wake.close)
-            self._outposts = owned.enter_context(_Outposts(self._threads, self._hash_seed))
-            self._barrier = _StartBarrier()
+            self._agents = owned.enter_context(Agents(*self._agent_settings))
+            self._barrier = StartBarrier()
             owned.callback(self._end_all)
             self._owned = owned.pop_all()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._owned.close()
 
@@ -163,7 +80,7 @@ class RayBackend:
         number = next(self._numbers)
         if not spec.joins:
             self._barrier.expect(spec.job_id, spec.devices)
-        worker = _RayWorker(number, spec, self._hold(spec.device), (stdout, stderr, control))
+        worker = RayWorker(number, spec, self._hold(spec.device), (stdout, stderr, control))
         self._workers[number] = worker
         threading.Thread(target=self._attend, args=(worker,), daemon=True).start()
         return number
@@ -189,17 +106,19 @@ class RayBackend:
         """An actor that has the device, or will have it."""
         wanted = clusters.request(type_of(device), machines(), self._threads, any_gpu=self._any_gpu)
         amounts = {"num_cpus": wanted.cpus, "num_gpus": wanted.gpus, "resources": dict(wanted.resources)}
-        return _actor(_DeviceHolder, self._pinned.get(device), amounts | {"concurrency_groups": {"stay": 1}})
+        return ray_connection.actor(
+            DeviceHolder, self._pinned.get(device), amounts | {"concurrency_groups": {"stay": 1}}
+        )
 
-    def _attend(self, worker: _RayWorker) -> None:
+    def _attend(self, worker: RayWorker) -> None:
         """A worker from its device's grant to its end, in a thread of its own."""
         code = KILLED
         try:
             machine, environment = worker.once_placed()
-            outpost = self._outposts.on(machine)
+            agent = self._agents.on(machine)
             self._barrier.arrive(worker.job_id, worker.device)
             self._barrier.wait(worker.job_id, worker.is_wanted)
-            outpost.start(worker, environment)
+            agent.start(worker, environment)
             code = worker.until_its_end()
         except RayTaskError as error:
             code = worker.fail(str(error.cause or error))
@@ -218,238 +137,3 @@ class RayBackend:
         deadline = time.monotonic() + END_SECONDS
         for worker in self._workers.values():
             worker.ended.wait(max(0.0, deadline - time.monotonic()))
-
-
-class _DeviceHolder:
-    """The actor that has a device."""
-
-    def where(self) -> tuple[str, dict[str, str]]:
-        """Its machine, and what makes a process see this device and no other."""
-        context = ray.get_runtime_context()
-        has_gpu = bool(context.get_accelerator_ids().get("GPU"))
-        visible = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ and has_gpu}
-        return context.get_node_id(), visible
-
-    def stay(self) -> None:
-        """For good: whoever waits for this notices when the actor is lost."""
-        threading.Event().wait()
-
-
-class _OutpostActor(Outpost):
-    """An outpost that Ray has placed."""
-
-    def __init__(self, threads_per_device: int, hash_seed: str) -> None:
-        super().__init__(threads_per_device, str(ray.util.get_node_ip_address()), hash_seed)
-
-
-class _Outposts:
-    """Those of the machines that have had a worker."""
-
-    def __init__(self, threads_per_device: int, hash_seed: str) -> None:
-        self._settings = threads_per_device, hash_seed
-        self._lock = threading.Lock()
-        self._known: dict[str, _OutpostHandle] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for outpost in self._known.values():
-            outpost.end()
-
-    def on(self, machine_id: str) -> _OutpostHandle:
-        """The one of a machine, once it is ready."""
-        with self._lock:
-            outpost = self._known.get(machine_id)
-            if outpost is None or outpost.lost.is_set():
-                outpost = self._known[machine_id] = _OutpostHandle(machine_id, *self._settings)
-        outpost.ready()
-        return outpost
-
-
-class _OutpostHandle:
-    """An outpost as seen from here. A thread reads what all its workers write."""
-
-    def __init__(self, machine_id: str, threads_per_device: int, hash_seed: str) -> None:
-        options = {"num_cpus": 0, "concurrency_groups": {"read": 1, "write": 1}}
-        self.actor = _actor(_OutpostActor, machine_id, options, threads_per_device, hash_seed)
-        self.lost = threading.Event()
-        self._prepared = self.actor.prepare.remote(os.getcwd())
-        self._starting = threading.Lock()
-        self._reader: threading.Thread | None = None
-        self._workers: dict[int, _RayWorker] = {}
-
-    def ready(self) -> None:
-        try:
-            self.address = str(ray.get(self._prepared))
-        except RayError:
-            self.lost.set()  # the next worker there tries again
-            _end(self.actor)
-            raise
-        with self._starting:
-            if self._reader is None:
-                self._reader = threading.Thread(target=self._read_all, daemon=True)
-                self._reader.start()
-
-    def end(self) -> None:
-        _end(self.actor)
-        if self._reader is not None:
-            self._reader.join(END_SECONDS)
-
-    def start(self, worker: _RayWorker, environment: dict[str, str]) -> None:
-        self._workers[worker.number] = worker
-        files = None if ray.get(self.actor.sees.remote(worker.spec.job_folder)) else _job_files(worker.spec)
-        started = self.actor.start.remote(worker.number, encoded(worker.spec), environment, files)
-        worker.runs_on(self, int(ray.get(started)))
-        if self.lost.is_set():
-            worker.end(KILLED)
-
-    def write(self, number: int, data: bytes) -> None:
-        with contextlib.suppress(RayError):
-            self.actor.write.options(concurrency_group="write").remote(number, data)
-
-    def kill(self, number: int, signal_number: int) -> None:
-        with contextlib.suppress(RayError):
-            self.actor.kill.remote(number, signal_number)
-
-    def _read_all(self) -> None:
-        read = self.actor.read.options(concurrency_group="read")
-        try:
-            while True:
-                chunks, ended = ray.get(read.remote(), timeout=SILENCE_SECONDS)
-                for number, stream, data in chunks:
-                    self._workers[number].io.write(stream, data)
-                for number, code in ended:
-                    self._workers.pop(number).end(code)
-        except Exception:  # whatever it is: nothing comes from these workers any more
-            self.lost.set()
-            _end(self.actor)
-            for worker in list(self._workers.values()):
-                worker.end(KILLED)
-
-
-class _StartBarrier:
-    """The first workers of a job start when all have their devices: they wait for each other from then on."""
-
-    def __init__(self) -> None:
-        self._missing: dict[str, set[str]] = {}
-        self._change = threading.Condition()
-
-    def expect(self, job_id: str, devices: Sequence[str]) -> None:
-        with self._change:
-            self._missing.setdefault(job_id, set(devices))
-
-    def arrive(self, job_id: str, device: str) -> None:
-        with self._change:
-            self._missing.get(job_id, set()).discard(device)
-            if not self._missing.get(job_id):
-                self._missing.pop(job_id, None)
-                self._change.notify_all()
-
-    def wait(self, job_id: str, is_wanted: Callable[[], bool]) -> None:
-        with self._change:
-            while job_id in self._missing and is_wanted():
-                self._change.wait(TICK_SECONDS)
-
-
-class _RayWorker:
-    """A worker as seen from here: its device's holder, its outpost, and its output and line."""
-
-    def __init__(self, number: int, spec: WorkerSpec, holder: Any, descriptors: tuple[int, int, int]) -> None:
-        self.number = number
-        self.spec = spec
-        self.job_id, self.device = spec.job_id, spec.device
-        self.place = Place("", 0)
-        self.ended = threading.Event()
-        self._holder = holder
-        self._outpost: _OutpostHandle | None = None
-        self._code = KILLED
-        self._unwanted = False
-        self.io = RemoteIO(Path(spec.job_folder), *descriptors)
-
-    def is_wanted(self) -> bool:
-        return not self._unwanted
-
-    def once_placed(self) -> tuple[str, dict[str, str]]:
-        """Wait for the device. A worker that joins later does so for as long as nobody asks it to end."""
-        began, warned = time.monotonic(), False
-        where = self._holder.where.remote()
-        while not ray.wait([where], timeout=TICK_SECONDS)[0]:
-            waited_seconds = time.monotonic() - began
-            if not self.spec.joins and waited_seconds > PLACE_SECONDS:
-                raise LaunchError(
-                    f"device {self.device} did not become free within {PLACE_SECONDS:.0f} s: other programs use the "
-                    f"Ray cluster's devices ({_free()} are free). Use fewer devices, or wait until those have ended."
-                )
-            if not warned and waited_seconds > WARN_SECONDS:
-                warned = True
-                self.io.write("stderr", f"device {self.device}: waiting until the Ray cluster has one free\n".encode())
-        machine_id, environment = ray.get(where)
-        return str(machine_id), dict(environment)
-
-    def runs_on(self, outpost: _OutpostHandle, pid: int) -> None:
-        self.place = Place(outpost.address, pid)
-        self._outpost = outpost
-        self.io.connect(lambda data: outpost.write(self.number, data))
-        if self._unwanted:
-            outpost.kill(self.number, signal.SIGKILL)
-
-    def until_its_end(self) -> int:
-        """Return the exit code. If the actor that has the device is lost, so is the worker."""
-        stays = self._holder.stay.options(concurrency_group="stay").remote()
-        ray.wait([stays])
-        if not self.ended.is_set() and self._outpost is not None:
-            self._outpost.kill(self.number, signal.SIGKILL)
-            self.ended.wait(SILENCE_SECONDS)
-        return self._code
-
-    def kill(self, signal_number: int) -> None:
-        if self._outpost is not None:
-            self._outpost.kill(self.number, signal_number)
-        else:
-            self._unwanted = True
-            _end(self._holder)
-
-    def end(self, code: int) -> None:
-        """The worker's process is no more: its device is free."""
-        self._code = code
-        self.ended.set()
-        _end(self._holder)
-
-    def fail(self, text: str) -> int:
-        """The worker could not be started. For one that was to join, that is a loss like any other."""
-        if self._unwanted:
-            return KILLED
-        if self.spec.joins:
-            self.io.write("stderr", f"{text}\n".encode())
-            return KILLED
-        self.io.fail(Failure(self.device, "LaunchError", f"{text}\n", False))
-        return 1
-
-    def close(self) -> None:
-        self.ended.set()
-        _end(self._holder)
-        self.io.close()
-
-
-def _job_files(spec: WorkerSpec) -> JobFiles:
-    checkpoint = Path(spec.resume_from).read_bytes() if spec.resume_from else None
-    return JobFiles(read_modules(JobFolder(Path(spec.job_folder)).snapshot), checkpoint)
-
-
-def _actor(actor_class: type, machine_id: str | None, options: dict[str, Any], *arguments: Any) -> Any:
-    """An actor, on a certain machine if one is given."""
-    where = NodeAffinitySchedulingStrategy(machine_id, soft=False) if machine_id is not None else "DEFAULT"
-    remote: Any = ray.remote
-    return remote(**options)(actor_class).options(scheduling_strategy=where).remote(*arguments)
-
-
-def _end(actor: Any) -> None:
-    with contextlib.suppress(RayError, RuntimeError, ValueError):
-        ray.kill(actor)
-
-
-def _free() -> str:
-    left = {name: amount for name, amount in ray.available_resources().items() if int(amount)}
-    counts = Machine("", "", left).devices
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

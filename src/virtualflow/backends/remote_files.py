@@ -72,7 +72,7 @@ class Inbox:
         """A new lead sends all its last steps: it can't know which of them were recorded already."""
         timed = decode(line)
         if timed is None:
-            return True  # damaged: whoever reads the stream skips it, and counts it
+            return True  # damaged: the reader of the stream skips it, and counts it
         if isinstance(timed[1], StepDone) and timed[1].step <= self._known[name]:
             return False
         self._known[name] = -1

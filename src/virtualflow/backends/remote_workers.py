@@ -9,7 +9,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,14 +71,18 @@ class _WorkerIO:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Outpost:
+class MachineAgent:
     """Owns a fork server, so that a worker starts in milliseconds. Each worker has the number that its starter gave it.
 
     ``read`` and ``write`` may be called from a thread each, beside the one that calls the rest.
     """
 
-    def __init__(self, threads_per_device: int, address: str, hash_seed: str = "0") -> None:
-        self._backend = LocalBackend(threads_per_device=threads_per_device, hash_seed=hash_seed, outlives_us=True)
+    def __init__(
+        self, threads_per_device: int, address: str, hash_seed: str = "0", preload: Sequence[str] = ()
+    ) -> None:
+        self._backend = LocalBackend(
+            threads_per_device=threads_per_device, hash_seed=hash_seed, outlives_us=True, preload=preload
+        )
         self._address = address
         self._forking = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -101,7 +105,7 @@ class Outpost:
     ) -> int:
         """Start a worker; return its process's id. With *files*, what it writes to the job's folder is read, too."""
         spec = decoded(_SPECS, spec_text).elsewhere(self._address, sees_one=bool(environment))
-        folder = Path(tempfile.mkdtemp(prefix="vf-outpost-")) if files is not None else None
+        folder = Path(tempfile.mkdtemp(prefix="vf-agent-")) if files is not None else None
         if folder is not None and files is not None:
             spec = spec.in_folder(str(folder), resume_from=str(folder / RESUMED))
             write_modules(folder / "snapshot", files.modules)

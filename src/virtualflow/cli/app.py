@@ -19,13 +19,16 @@ from virtualflow.cli.dashboard import dashboard
 from virtualflow.cli.defaults import read_defaults
 from virtualflow.cli.doctor import doctor
 from virtualflow.cli.explain import explain
+from virtualflow.cli.help import Command, ScriptCommand
 from virtualflow.cli.jobs import clean, logs, resize, status, stop
 from virtualflow.cli.join import join
 from virtualflow.cli.plot import plot
+from virtualflow.cli.port import port
 from virtualflow.cli.profile import profile
 from virtualflow.cli.queue import cancel, describe, devices, pause, priority, queue, resume, submit
 from virtualflow.cli.run import run
 from virtualflow.cli.screen import screen
+from virtualflow.cli.selftest import selftest
 from virtualflow.cli.simulate import simulate
 from virtualflow.cli.solve import solve
 from virtualflow.cli.tensorboard import tensorboard
@@ -49,7 +52,7 @@ app = typer.Typer(
 )
 SCRIPT = {"allow_interspersed_args": False}  # the script's own options follow the script and are left alone
 PANELS: dict[str, tuple[Callable[..., None] | tuple[str, typer.Typer], ...]] = {
-    "Run a job": (run, submit, join, explain, doctor),
+    "Run a job": (run, submit, join, port, explain, doctor, selftest),
     "Look at a job": (status, queue, describe, logs, timeline, tensorboard, verify),
     "Change a job": (resize, stop, pause, resume, priority, cancel, clean),
     "Cluster": (("cluster", cluster), devices, dashboard),
@@ -61,8 +64,12 @@ for panel, commands in PANELS.items():
         if isinstance(command, tuple):
             app.add_typer(command[1], name=command[0], rich_help_panel=panel)
         else:
-            settings = SCRIPT if command in (run, profile, submit) else {}
-            app.command(rich_help_panel=panel, context_settings=settings)(command)
+            takes_script = command in (run, profile, submit)
+            app.command(
+                rich_help_panel=panel,
+                context_settings=SCRIPT if takes_script else {},
+                cls=ScriptCommand if takes_script else Command,
+            )(command)
 
 
 @app.callback(invoke_without_command=True)

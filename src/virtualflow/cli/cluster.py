@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import typer
 
 from virtualflow.cli.dashboard import link_to, needed
+from virtualflow.cli.help import Command
 from virtualflow.cli.options import (
     DeviceFile,
     DeviceType,
@@ -23,7 +24,7 @@ from virtualflow.cli.options import (
     devices_in,
     pools_of,
 )
-from virtualflow.cli.records import orphans, restore
+from virtualflow.cli.orphans import orphans, restore
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
 from virtualflow.core.devices import Pool
@@ -35,11 +36,11 @@ from virtualflow.manager.client import Client, folder
 from virtualflow.system import private_files
 
 cluster = typer.Typer(no_args_is_help=True, help="Run a manager, which shares devices among many jobs.")
-cluster.command()(orphans)
-cluster.command()(restore)
+cluster.command(cls=Command)(orphans)
+cluster.command(cls=Command)(restore)
 
 
-@cluster.command()
+@cluster.command(cls=Command)
 def up(
     devices: Annotated[
         str | None,
@@ -49,8 +50,12 @@ def up(
             metavar="LIST",
         ),
     ] = None,
-    policy: Annotated[str, typer.Option(help="The scheduling policy: wfs, priority, fifo, srtf, las, ...")] = "wfs",
-    backend: Annotated[str, typer.Option(help="Where workers run: local, or ray.")] = "local",
+    policy: Annotated[
+        str, typer.Option(help="The scheduling policy: wfs, priority, fifo, srtf, las, ...", metavar="NAME")
+    ] = "wfs",
+    backend: Annotated[
+        str, typer.Option(help="Where workers run: this machine, or a Ray cluster.", metavar="local|ray")
+    ] = "local",
     listen: Annotated[
         str | None,
         typer.Option(
@@ -61,13 +66,18 @@ def up(
     device_file: DeviceFile = None,
     emulate: Emulate = None,
     time_scale: TimeScale = None,
-    round: Annotated[str, typer.Option(help="wfs: any number of devices, or pow2.")] = "any",
+    round: Annotated[
+        str, typer.Option(help="wfs: any number of devices, or powers of two.", metavar="any|pow2")
+    ] = "any",
     backfill: Annotated[
         bool, typer.Option("--backfill", help="priority, fifo: small jobs may overtake a blocked one.")
     ] = False,
     device_type: DeviceType = "auto",
     patience: Annotated[
-        float, typer.Option(help="Seconds after which a worker that blocks the others counts as lost.", min=1.0)
+        float,
+        typer.Option(
+            help="Seconds after which a worker that blocks the others counts as lost.", min=1.0, metavar="SECONDS"
+        ),
     ] = 30.0,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Run in the foreground, as a service manager expects.")
@@ -77,7 +87,7 @@ def up(
 
     It continues in the background until `vf cluster down`. Jobs of an earlier manager are taken over.
     """
-    made = registry.make(policy, Options(round=round, backfill=backfill))
+    scheduling = registry.make(policy, Options(round=round, backfill=backfill))
     host, port = tokens.parse_address(listen) if listen is not None else ("127.0.0.1", None)
     if backend not in ("local", "ray"):
         raise ConfigError(f"--backend {backend}: expected local or ray")
@@ -94,10 +104,10 @@ def up(
         local = pools_of(devices or str(os.cpu_count() or 1)) if backend == "local" else ()
         with (
             needed(),
-            service.local_devices(local, emulation) if local else service.ray_devices(emulation) as (found, look),
+            service.local_devices(local, emulation) if local else service.ray_devices(emulation) as (hardware, look),
         ):
-            chosen = replace(found, patience_seconds=patience, device_type=device_type_of(device_type))
-            service.serve(chosen, made, host, port, look)
+            chosen = replace(hardware, patience_seconds=patience, device_type=device_type_of(device_type, devices))
+            service.serve(chosen, scheduling, host, port, look)
         return
     client = service.start([sys.executable, "-m", "virtualflow.cli.main", *sys.argv[1:], "--foreground"])
     print(f"manager at {client.address}")
@@ -113,7 +123,7 @@ def up(
     sys.stdout.flush()
 
 
-@cluster.command()
+@cluster.command(cls=Command)
 def down(
     keep_jobs: Annotated[bool, typer.Option("--keep-jobs", help="Leave jobs running for the next manager.")] = False,
 ) -> None:

@@ -48,7 +48,7 @@ def _checked(group: TyperGroup, table: dict[str, Any], file: Path, before: str) 
     for name, values in table.items():
         command, title = group.commands.get(name), f"{before}{name}"
         if command is None or not isinstance(values, dict):
-            known = ", ".join(f"[{before}{each}]" for each in sorted(group.commands))
+            known = ", ".join(f"[{before}{command}]" for command in sorted(group.commands))
             raise ConfigError(f"{file}: {title!r} is not a table for a command of vf. There are {known}.")
         if isinstance(command, TyperGroup):
             checked[name] = _checked(command, values, file, f"{title}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ OPTIONAL = (  # a module, the extra that brings it, and what needs it
     ("matplotlib", "plot", "figures"),
     ("sklearn", "examples", "the digits example"),
     ("transformers", "examples", "the text example"),
+    ("accelerate", "transformers", "virtualflow.transformers"),
     ("fastapi", "cluster", "a manager and its dashboard"),
     ("uvicorn", "cluster", "a manager and its dashboard"),
     ("ray", "ray", "jobs on a Ray cluster"),
@@ -82,7 +84,7 @@ def _torch() -> Iterator[Finding]:
         return
     import torch
 
-    from virtualflow.train import kernel
+    from virtualflow.train import accelerators, kernel
     from virtualflow.train.run_facts import instruction_set
 
     tested = torch.__version__.startswith("2.13.")
@@ -93,8 +95,10 @@ def _torch() -> Iterator[Finding]:
     fused = kernel.load() is not None
     advice = "install gcc: without a C compiler the exact reduction is slower, with the same bits"
     yield Finding("fused kernel", "built" if fused else "not built", fused, advice=advice)
-    cuda = f"{torch.cuda.device_count()} device(s)" if torch.cuda.is_available() else "none"
-    yield Finding("CUDA", cuda + " (support for CUDA is written but untested)", True)
+    names = Counter(accelerator.name for accelerator in accelerators.present())
+    shown = ", ".join(f"{count} x {name}" for name, count in names.items()) or "none"
+    advice = "`vf selftest` checks every promise on them: please send in its report"
+    yield Finding("accelerators", shown, not names, advice=advice)
 
 
 def _writable_home() -> Finding:
@@ -110,3 +114,6 @@ def _print(findings: list[Finding]) -> None:
         mark = Text("ok" if finding.good else "missing" if finding.needed else "note", finding.colour)
         table.add_row(mark, finding.what, finding.found, "" if finding.good else finding.advice)
     screen().print(table)
+    screen(highlight=False, soft_wrap=True).print(
+        "`vf selftest` trains on this machine's devices and checks every promise."
+    )

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from virtualflow.cli.cell_table import cell_report, cells_of, print_cells
 from virtualflow.cli.options import device_names, numbers
 from virtualflow.cli.screen import screen
+from virtualflow.core.cells import Cells
 from virtualflow.core.devices import is_number
 from virtualflow.core.mapping import Mapping, assign, spread
 from virtualflow.core.sharding import Epoch, node_sizes, shuffled
@@ -26,8 +28,17 @@ def explain(
         ),
     ],
     mapping: Annotated[
-        str | None, typer.Option(help="A device's index for each virtual node, such as 0,1,1,0.", metavar="LIST")
+        str | None,
+        typer.Option(
+            help="A device's index for each virtual node, such as 0,1,1,0; with stages a row for each: 0,0/1,1.",
+            metavar="LIST",
+        ),
     ] = None,
+    stages: Annotated[
+        int | None, typer.Option(help="The number of stages that the model is cut into.", metavar="N", min=1)
+    ] = None,
+    copies: Annotated[int, typer.Option(help="With stages: on how many devices each is kept.", min=1)] = 2,
+    pipeline: Annotated[str, typer.Option(help="With stages: the schedule, 1f1b or gpipe.")] = "1f1b",
     examples: Annotated[
         int | None, typer.Option(help="Length of the dataset: shows the steps of an epoch too.", metavar="N")
     ] = None,
@@ -36,12 +47,23 @@ def explain(
     """Show the mapping, the waves and the shard sizes of a job, before anything runs."""
     names = device_names(devices)
     sizes = node_sizes(batch_size, _sizes(virtual_nodes))
+    if stages is not None:
+        _explain_cells(cells_of(stages, len(sizes), names, mapping, copies), pipeline, as_json)
+        return
     chosen = assign(numbers(mapping, "--mapping"), len(sizes), names) if mapping else spread(len(sizes), names)
     report = _report(chosen, names, sizes, examples)
     if as_json:
         print(json.dumps(report, indent=2))
     else:
         _print(report)
+
+
+def _explain_cells(cells: Cells, pipeline: str, as_json: bool) -> None:
+    report = cell_report(cells, pipeline)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print_cells(report, screen())
 
 
 def _sizes(text: str) -> int | list[int]:

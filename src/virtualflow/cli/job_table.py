@@ -33,6 +33,8 @@ def console(*, wide: bool) -> Console:
 
 def job_table(jobs: Sequence[JobView], *, wide: bool = False) -> Group:
     """The first columns are what most people want; with *wide*, all there is to know follows."""
+    if not jobs:
+        return Group("no jobs yet: `vf run` starts one here, `vf submit` gives one to a manager")
     reasons = [] if wide else [f"{job.name} ({job.id}): {job.reason}" for job in jobs if job.reason]
     return Group(_table(jobs, wide=wide), *reasons[-MAX_REASONS:])
 
@@ -40,7 +42,7 @@ def job_table(jobs: Sequence[JobView], *, wide: bool = False) -> Group:
 def _table(jobs: Sequence[JobView], *, wide: bool) -> Table:
     first = [Column("NAME", overflow="fold"), Column("SCRIPT", overflow="fold")]
     first += [Column(name, no_wrap=True) for name in ("STATE", "DEVICES", "PROGRESS", "ETA", "ID")]
-    more = ("PRIO", "VN/DEV", "STEP", "LOSS", "EX/S", "QUEUED", "RUN", "RESIZES", "FAILURES")
+    more = ("PRIO", "VN/DEV", "STEP", "LOSS", "METRICS", "EX/S", "QUEUED", "RUN", "RESIZES", "FAILURES")
     rest = [*(Column(name, no_wrap=True) for name in more), Column("REASON", overflow="fold")] if wide else []
     table = Table(*first, *rest, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for job in jobs:
@@ -62,6 +64,7 @@ def _rest(job: JobView) -> tuple[str, ...]:
         " ".join(f"{device}:{len(nodes)}" for device, nodes in job.mapping.items()),
         f"{job.step:.0f}/{job.steps:.0f}" if job.steps else f"{job.step:.0f}",
         f"{job.loss:.4f}" if job.loss is not None else "",
+        " ".join(f"{name}={value:.4g}" for name, value in job.metrics.items()),
         f"{job.examples_per_second:.0f}" if job.examples_per_second is not None else "",
         duration(job.queued_seconds),
         duration(job.run_seconds),

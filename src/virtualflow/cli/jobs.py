@@ -16,7 +16,7 @@ from rich.live import Live
 from virtualflow.cli.job_table import console, duration, event_lines, fact_table, job_table, views_of
 from virtualflow.cli.options import seconds_of
 from virtualflow.cli.resuming import can_go_on, how_to_go_on
-from virtualflow.cli.screen import say
+from virtualflow.cli.screen import print_line
 from virtualflow.core.devices import is_number
 from virtualflow.core.job_state import ENDED, JobState
 from virtualflow.errors import ConfigError, DamagedError, LaunchError
@@ -24,7 +24,8 @@ from virtualflow.job import control
 from virtualflow.job.checkpoints import step_of
 from virtualflow.job.folder import JobFolder, all_jobs
 from virtualflow.job.folder_view import FolderView
-from virtualflow.job.output import LEAD_LOG
+from virtualflow.job.output import LEAD_LOG, log_of
+from virtualflow.job.status import JobStatus
 from virtualflow.job.wire_messages import GetStatus, ResizeJob, StopJob
 from virtualflow.manager.client import Client
 
@@ -33,7 +34,6 @@ JobArgument = Annotated[
 ]
 Wide = Annotated[bool, typer.Option("--wide", help="All columns, however wide that gets.")]
 WAIT_SECONDS = 300.0
-WEEK_SECONDS = 7 * 86400.0
 
 
 def status(
@@ -57,7 +57,9 @@ def status(
         for folder in [chosen] if chosen else all_jobs():
             seen.setdefault(folder.path.name, FolderView(folder))
         now = time.time()
-        return job_table([each.look(now)[0] for each in seen.values() if each.folder.path.exists()], wide=wide)
+        return job_table(
+            [folder_view.look(now)[0] for folder_view in seen.values() if folder_view.folder.path.exists()], wide=wide
+        )
 
     if watch:
         keep_showing(table, wide=wide)
@@ -102,7 +104,9 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 def resize(
     job: JobArgument,
-    devices: Annotated[str, typer.Argument(help="The number of devices from now on; auto: the manager decides.")],
+    devices: Annotated[
+        str, typer.Argument(help="The number of devices from now on; auto: the manager decides.", metavar="N|auto")
+    ],
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job runs on them.")] = False,
 ) -> None:
     """Change the number of devices of a running job. The last request wins.
@@ -120,11 +124,8 @@ def resize(
     folder, count = _running(job), int(devices)
     job = folder.path.name
     before = len(control.ask(folder, ResizeJob(count)).workers)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while wait and not _has_got_to(folder, count):
-        if time.monotonic() > deadline:
-            raise LaunchError(f"job {job} did not get to {count} devices within {WAIT_SECONDS:.0f} s")
-        time.sleep(0.05)
+    if wait:
+        _wait_until(lambda: _has_got_to(folder, count), f"job {job} did not get to {count} devices")
     print(f"job {job} runs on {count} device(s)" if wait else f"job {job} goes from {before} to {count} device(s)")
 
 
@@ -133,21 +134,20 @@ def _cap(manager: Client, job: str, devices: int | None, *, wait: bool) -> None:
     manager.post(f"/api/jobs/{job}/resize", devices="auto" if devices is None else devices)
     most = "as many devices as the policy gives it" if devices is None else f"at most {devices} device(s)"
     print(f"job {job} has {most} from now on")
-    deadline = time.monotonic() + WAIT_SECONDS
-    while wait and devices is not None:
-        now = manager.get(f"/api/jobs/{job}")
-        if len(now["devices"]) <= devices and now["state"] != "RESIZING":
-            return
-        if time.monotonic() > deadline:
-            raise LaunchError(f"job {job} did not get to {devices} devices within {WAIT_SECONDS:.0f} s")
-        time.sleep(0.1)
+
+    def has_got_to(count: int) -> bool:
+        view = manager.get(f"/api/jobs/{job}")
+        return len(view["devices"]) <= count and view["state"] != JobState.RESIZING
+
+    if wait and devices is not None:
+        _wait_until(lambda: has_got_to(devices), f"job {job} did not get to {devices} devices")
 
 
 def _has_got_to(folder: JobFolder, devices: int) -> bool:
     job = folder.path.name
     if not folder.is_locked():
         raise LaunchError(
-            f"job {job} ended before it got to {devices} devices: its state is {folder.read_state()['state']}"
+            f"job {job} ended before it got to {devices} devices: its state is {folder.read_state().state}"
         )
     status = control.ask(folder, GetStatus())
     if len(status.wanted) != devices:
@@ -171,34 +171,41 @@ def stop(
         manager.post(f"/api/jobs/{job}/{'pause' if checkpoint else 'cancel'}")
     else:
         control.ask(folder, StopJob(checkpoint))
-    deadline = time.monotonic() + WAIT_SECONDS
-    while folder.is_locked():
-        if time.monotonic() > deadline:
-            raise LaunchError(f"job {job} has not ended within {WAIT_SECONDS:.0f} s")
-        time.sleep(0.05)
-    state = folder.read_state()
-    if checkpoint and state["state"] == "FAILED":
-        why = state.get("reason", f"`vf logs {job}` may show why")
+    _wait_until(lambda: not folder.is_locked(), f"job {job} has not ended")
+    status = folder.read_state()
+    if checkpoint and status.state == JobState.FAILED:
+        why = status.reason or f"`vf logs {job}` may show why"
         raise LaunchError(f"job {job} has ended, and no checkpoint was written: {why} ({how_to_go_on(folder)})")
     print(f"job {job} has ended")
-    if checkpoint and can_go_on(folder, state["state"]):
+    if checkpoint and can_go_on(folder, status.state):
         print(how_to_go_on(folder))
 
 
 def _stop_remote(manager: Client, job: str, *, checkpoint: bool) -> None:
     manager.post(f"/api/jobs/{job}/{'pause' if checkpoint else 'cancel'}")
+
+    def state() -> JobState:
+        return JobState(manager.get(f"/api/jobs/{job}")["state"])
+
+    _wait_until(lambda: state() in (*ENDED, JobState.PAUSED), f"job {job} has not ended")
+    print(f"job {job} is paused: `vf resume {job}`" if state() == JobState.PAUSED else f"job {job} has ended")
+
+
+def _wait_until(is_so: Callable[[], bool], otherwise: str) -> None:
+    """Wait for a while; then raise an error that says what is the case *otherwise*."""
     deadline = time.monotonic() + WAIT_SECONDS
-    while (view := manager.get(f"/api/jobs/{job}"))["state"] not in (*ENDED, "PAUSED"):
+    while not is_so():
         if time.monotonic() > deadline:
-            raise LaunchError(f"job {job} has not ended within {WAIT_SECONDS:.0f} s")
+            raise LaunchError(f"{otherwise} within {WAIT_SECONDS:.0f} s")
         time.sleep(0.1)
-    print(f"job {job} is paused: `vf resume {job}`" if view["state"] == "PAUSED" else f"job {job} has ended")
 
 
 def logs(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
-    device: Annotated[str | None, typer.Option(help="Show this device's output instead of the lead's.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Show this device's output instead of the lead's.", metavar="DEVICE")
+    ] = None,
 ) -> None:
     """Print the output of a job's lead worker."""
     if (manager := Client.remote()) is not None:
@@ -206,7 +213,7 @@ def logs(
             raise ConfigError("--device: a manager elsewhere has the lead's output alone")
         read, is_over = _remote_log(manager, manager.job_id(job))
     else:
-        read, is_over = _local_log(JobFolder.of(job), f"{device}.log" if device is not None else LEAD_LOG)
+        read, is_over = _local_log(JobFolder.of(job), log_of(device) if device is not None else LEAD_LOG)
     try:
         while True:
             ended = is_over()  # asked first: what was printed before that is there then
@@ -236,7 +243,7 @@ def _local_log(folder: JobFolder, name: str) -> Log:
             position = file.tell()
         return data.decode(errors="replace")
 
-    return read, lambda: folder.read_state()["state"] in ENDED
+    return read, lambda: folder.read_state().state.is_ended
 
 
 def _remote_log(manager: Client, job: str) -> Log:
@@ -256,23 +263,23 @@ def clean(
         str | None, typer.Argument(help="One job, whatever its age; without it, all that have ended.", metavar="JOB")
     ] = None,
     older_than: Annotated[
-        str, typer.Option(help="Keep jobs that have ended since, such as 12h or 7d; 0 for none.", metavar="TIME")
+        str,
+        typer.Option(help="Keep jobs that ended within this time, such as 12h or 7d; 0 keeps none.", metavar="TIME"),
     ] = "7d",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
 ) -> None:
     """Remove the folders of jobs that ended more than a week ago, with their checkpoints and logs. Asks first."""
     if job is not None:
-        folder = JobFolder.of(job)
-        _check_removable(folder)
-        _remove(folder)
-        return
-    age = seconds_of(older_than, "--older-than")
-    old = [folder for folder in all_jobs() if _is_removable(folder) and time.time() - folder.last_change() >= age]
+        old = [JobFolder.of(job)]
+        _check_removable(old[0])
+    else:
+        age = seconds_of(older_than, "--older-than")
+        old = [folder for folder in all_jobs() if _is_removable(folder) and time.time() - folder.last_change() >= age]
     if not old:
-        print(f"nothing to remove: no job has ended more than {older_than} ago; --older-than 0 keeps none")
+        print(f"nothing to remove: no job ended more than {older_than} ago. --older-than 0 removes newer ones, too.")
         return
     for folder in old:
-        say(f"{folder.path.name}  {folder.title()}  ended {duration(time.time() - folder.last_change())} ago")
+        print_line(f"{folder.path.name}  {folder.title()}  ended {duration(time.time() - folder.last_change())} ago")
     if not yes and not typer.confirm(f"Remove these {len(old)} job(s), with their checkpoints and logs?"):
         return
     for folder in old:
@@ -285,7 +292,7 @@ def _remove(folder: JobFolder) -> None:
 
 
 def _check_removable(folder: JobFolder) -> None:
-    job, state = folder.path.name, folder.read_state()["state"]
+    job, state = folder.path.name, folder.read_state().state
     if folder.is_locked():
         raise LaunchError(f"job {job} is running; `vf stop {job}` ends it")
     if state not in ENDED:
@@ -294,46 +301,46 @@ def _check_removable(folder: JobFolder) -> None:
 
 def _is_removable(folder: JobFolder) -> bool:
     runs, last = folder.is_locked(), folder.read_state()
-    return not runs and last["state"] in ENDED and not _may_go_on(folder, last)
+    return not runs and last.state.is_ended and not _may_go_on(folder, last)
 
 
-def _may_go_on(folder: JobFolder, state: dict[str, Any]) -> bool:
+def _may_go_on(folder: JobFolder, status: JobStatus) -> bool:
     """Whether it is a manager's job that is not known to be over: its coordinator may just be gone."""
     try:
-        return folder.spec().managed and state["state"] != "DONE" and state.get("over") is not True
+        return folder.spec().managed and status.state != JobState.DONE and not status.over
     except (OSError, DamagedError):
         return True
 
 
 def describe(folder: JobFolder) -> dict[str, Any]:
     """A job as ``vf status --json`` shows it."""
-    status = FolderView(folder)
-    view, state = status.look(time.time())
-    described = view.to_json() | state
+    folder_view = FolderView(folder)
+    view, status = folder_view.look(time.time())
+    described = view.to_json() | status.as_json()
     described["checkpoint_step"] = step_of(folder.latest_checkpoint())
     described["checkpoints"] = [step_of(path) for path in folder.automatic_checkpoints()]
     described["changes"] = [
         {"generation": c.generation, "step": c.step, "cause": c.cause, "devices": c.devices, "pause_ms": c.pause_ms}
-        for c in status.watch.changes
+        for c in folder_view.watch.changes
     ]
     return described
 
 
 def _print_more(folder: JobFolder) -> None:
     job = describe(folder)
-    if can_go_on(folder, job["state"]):
+    if can_go_on(folder, JobState(job["state"])):
         print(how_to_go_on(folder))
         if earlier := job["checkpoints"][:-1]:
             print(f"  --from-checkpoint {' or '.join(map(str, reversed(earlier)))} chooses an earlier one")
     for change in job["changes"]:
         pause = ", ".join(f"{name} {ms:.0f} ms" for name, ms in change["pause_ms"].items())
-        say(f"generation {change['generation']} at step {change['step']} ({change['cause']}): "
+        print_line(f"generation {change['generation']} at step {change['step']} ({change['cause']}): "
               f"devices {' '.join(change['devices'])}; {pause}")  # fmt: skip
 
 
 def _running(job: str) -> JobFolder:
     folder = JobFolder.of(job)
     if not folder.is_locked():
-        state = folder.read_state()["state"]
+        state = folder.read_state().state
         raise LaunchError(f"job {folder.path.name} is not running: its state is {state}")
     return folder

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from virtualflow.cli.screen import say
+from virtualflow.cli.screen import print_line
 from virtualflow.errors import LaunchError
 from virtualflow.job import tokens
 from virtualflow.program.manifest import Program, changed_text, write_modules
@@ -34,7 +34,7 @@ def join(
     token = tokens.read_token(token_file, create=False)
     if hash_seed_here() == "random":
         _start_again_with("0")  # what most jobs have
-    from virtualflow.job import worker  # loads torch, before the job is told that this device is there
+    from virtualflow.job import worker  # loads torch, before the job learns that this device is there
 
     joined = tokens.connect(host, port, token)
     connection = joined.connection
@@ -42,14 +42,14 @@ def join(
         snapshot = Path(folder) / "snapshot"
         write_modules(snapshot, joined.work.modules)
         spec = joined.work.spec.elsewhere(joined.address).in_folder(folder)
-        if spec.hash_seed != hash_seed_here():
+        if spec.description.hash_seed != hash_seed_here():
             connection.close()
-            _start_again_with(spec.hash_seed)
-        program = Program.of(snapshot, spec.script)
+            _start_again_with(spec.description.hash_seed)
+        program = Program.of(snapshot, spec.description.script)
         if changed := program.changed():
             connection.close()
             raise LaunchError(f"on this machine, {changed_text(map(program.shown, changed))}")
-        say(f"job {spec.job_id}: joining as device {spec.device}")
+        print_line(f"job {spec.job_id}: joining as device {spec.device}")
         signal.signal(signal.SIGINT, _leave)
         code = worker.run(spec, connection.detach())
     raise typer.Exit(code)

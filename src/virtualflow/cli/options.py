@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -10,19 +11,26 @@ from typing import Annotated
 
 import typer
 
-from virtualflow.cli.screen import say
+from virtualflow.cli.screen import print_line
 from virtualflow.core import emulation
+from virtualflow.core.device_choice import ACCELERATORS, AUTO
 from virtualflow.core.devices import CPU, Pool, is_number, names_of, parse_pools, type_of
 from virtualflow.core.emulation import Devices
 from virtualflow.core.profile import Workload
 from virtualflow.errors import ConfigError, LaunchError, ProfileError
 from virtualflow.job import tokens
+from virtualflow.program import source
 from virtualflow.program.manifest import Program
 from virtualflow.solver import device_files, profile_files
 from virtualflow.solver.profile_files import BUILT_IN
 from virtualflow.system.home import home
 
 UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+AsModule = Annotated[
+    bool,
+    typer.Option("--module", "-m", help="SCRIPT is the name of a module, found from this folder as by `python -m`."),
+]
+Name = Annotated[str, typer.Option(help="A name for the job; the script's name by default.", metavar="NAME")]
 DeviceFile = Annotated[
     Path | None, typer.Option(help="A TOML file that says which device types to emulate, and how.", metavar="FILE")
 ]
@@ -38,8 +46,11 @@ Listen = Annotated[
 TokenFile = Annotated[
     Path | None, typer.Option(help="The file with the job's token; created if missing.", metavar="FILE")
 ]
-DeviceType = Annotated[str, typer.Option(help="What workers compute on: auto, cpu or cuda.", metavar="TYPE")]
+DeviceType = Annotated[str, typer.Option(help="What workers compute on: auto, cpu, cuda or xpu.", metavar="TYPE")]
 Profiles = Annotated[Path | None, typer.Option(help="A folder with profiles.", metavar="DIR")]
+CheckpointEvery = Annotated[
+    int, typer.Option(help="Steps between automatic checkpoints; 0 for none.", min=0, metavar="STEPS")
+]
 Include = Annotated[
     list[str] | None,
     typer.Option(
@@ -47,11 +58,46 @@ Include = Annotated[
     ),
 ]
 
+Preload = Annotated[
+    str | None,
+    typer.Option(
+        help="Import these before workers start, so that they and later ones are ready at once. By default those "
+        "packages that the script imports and that are known to be safe.",
+        metavar="MODULE,...|none",
+    ),
+]
 
-def tell_left_out(program: Program) -> None:
+
+def preload_of(text: str | None) -> tuple[str, ...] | None:
+    """``--preload``: modules, ``none``, or without it what the script imports."""
+    if text is None:
+        return None
+    if text == "none":
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"--preload {text}: {name!r} is not the name of a module. Give some, or none.")
+    return names
+
+
+def program_of(script: Path, *, as_module: bool) -> tuple[Path, str]:
+    """The file of SCRIPT; and with ``-m``, the module's full name."""
+    if not as_module:
+        return script, ""
+    located = source.module_to_run(str(script), source.search_path(os.getcwd(), os.environ))
+    if located is None:
+        raise LaunchError(
+            f"there is no module {script} in this folder or on Python's path. `vf run -m pkg.mod` runs pkg/mod.py, and "
+            "`vf run -m pkg` runs pkg/__main__.py."
+        )
+    return Path(located[1]), located[0]
+
+
+def warn_left_out(program: Program) -> None:
     """Warn of what is no part of a job's snapshot."""
     for text in program.left_out:
-        say(f"warning: the job's snapshot does not hold {text}: later edits there would count", sys.stderr)
+        print_line(f"warning: the job's snapshot does not hold {text}: later edits there would count", sys.stderr)
 
 
 def device_names(text: str) -> tuple[str, ...]:
@@ -91,10 +137,14 @@ def devices_of(text: str, file: Path | None, emulate: str | None, scale: float |
     return devices_in(pools_of(text), file, emulate, scale)
 
 
-def device_type_of(text: str) -> str:
-    if text not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"--device-type {text}: expected auto, cpu or cuda")
-    return text
+def device_type_of(text: str, devices: str | None = None) -> str:
+    """``--device-type``; where it is left to VirtualFlow, *devices* that are named ``cpu`` are cores."""
+    known = (AUTO, CPU, *ACCELERATORS)
+    if text not in known:
+        raise ConfigError(f"--device-type {text}: expected {', '.join(known[:-1])} or {known[-1]}")
+    if text != AUTO or devices is None or is_number(devices):
+        return text
+    return CPU if all(pool.device_type.split("@")[0] == CPU for pool in pools_of(devices)) else AUTO
 
 
 def pools_of(text: str) -> Sequence[Pool]:
@@ -111,10 +161,10 @@ def devices_in(pools: Sequence[Pool], file: Path | None, emulate: str | None, sc
     workload = profile_files.built_in(emulate) if emulate is not None else None
     by_type = {}
     for pool in pools:
-        found = device_files.of_type(pool.device_type, contents, workload, scale)
-        if found is not None:
-            by_type[pool.device_type] = found
-    emulated = {name: each.to_json() for name, each in emulation.slowed(names, by_type, contents).items()}
+        emulated_type = device_files.of_type(pool.device_type, contents, workload, scale)
+        if emulated_type is not None:
+            by_type[pool.device_type] = emulated_type
+    emulated = {name: device.to_json() for name, device in emulation.slowed(names, by_type, contents).items()}
     return Devices(tuple(pools), names, emulated)
 
 
@@ -133,13 +183,13 @@ def workload_of(name: str | None, folder: Path | None) -> Workload:
         )
     if name in BUILT_IN:
         return profile_files.built_in(name)
-    made = profiles_of(name)
-    if not made.is_dir():
+    folder = profiles_of(name)
+    if not folder.is_dir():
         raise ProfileError(
             f"there is no workload {name!r}. Built in: {', '.join(BUILT_IN)}. For a script of yours, `vf profile "
             f"{Path(name).stem}.py` makes its profiles."
         )
-    return profile_files.read_all(made)
+    return profile_files.read_all(folder)
 
 
 def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Workload | None:

@@ -9,7 +9,7 @@ import typer
 
 from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.options import Profiles, workload_of
-from virtualflow.cli.screen import say
+from virtualflow.cli.screen import print_line
 from virtualflow.cli.timeline import pyplot
 from virtualflow.core.profile import Workload
 from virtualflow.errors import ConfigError
@@ -42,7 +42,7 @@ def plot(
     with writing(output):
         figure.savefig(output, dpi=120)
     plt.close(figure)
-    say(f"written: {output}")
+    print_line(f"written: {output}")
 
 
 def _draw_profiles(axes: Any, workload: Workload) -> None:

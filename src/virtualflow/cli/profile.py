@@ -23,15 +23,17 @@ from virtualflow.cli.options import (
     Listen,
     TimeScale,
     TokenFile,
+    device_type_of,
     devices_of,
     profiles_of,
     token_file_for,
 )
 from virtualflow.cli.screen import screen
 from virtualflow.core import profile as profiles
+from virtualflow.core.device_choice import AUTO
 from virtualflow.core.profile import BEYOND, Communication, Point, Profile, Workload
 from virtualflow.errors import ConfigError, LaunchError
-from virtualflow.profiling.bench import Bench, Costs, Door, InterruptedMeasurement, Show
+from virtualflow.profiling.bench import Bench, CommunicationCosts, InterruptedMeasurement, JoinAddress, Show
 from virtualflow.solver import profile_files
 from virtualflow.system.text import visible
 
@@ -54,9 +56,12 @@ def profile(
     memory_limit: Annotated[
         str | None, typer.Option(help="Memory of a CPU device, such as 2G: larger virtual nodes fail.", metavar="SIZE")
     ] = None,
-    largest: Annotated[int, typer.Option(help="The largest node size to try.", min=1)] = 4096,
+    largest: Annotated[int, typer.Option(help="The largest node size to try.", min=1, metavar="N")] = 4096,
     minutes: Annotated[
-        float, typer.Option(help="The time limit for each device type, and for waiting for other machines.", min=0.05)
+        float,
+        typer.Option(
+            help="The time limit for each device type, and for waiting for other machines.", min=0.05, metavar="M"
+        ),
     ] = 10.0,
     communication: Annotated[
         bool,
@@ -65,7 +70,9 @@ def profile(
     machines: Annotated[
         int,
         typer.Option(
-            help="Also measure communication between this many machines: this one, and others that join.", min=1
+            help="Also measure communication between this many machines: this one, and others that join.",
+            min=1,
+            metavar="N",
         ),
     ] = 1,
     listen: Listen = None,
@@ -88,20 +95,22 @@ def profile(
         raise ConfigError("give either --device-type TYPE, or --devices with all types that are here")
     if (machines > 1) != (listen is not None):
         raise ConfigError("--machines N, from 2 on, and --listen HOST:PORT go together: the other machines join there")
-    door = Door(listen, token_file_for(listen, token_file)) if listen is not None else None
+    join = JoinAddress(listen, token_file_for(listen, token_file)) if listen is not None else None
     folder = output or profiles_of(str(script))
     check_folder(folder)
-    known = devices_of(devices or f"{device_type}:1", device_file, emulate, time_scale)
+    named = devices or f"{device_type}:1"
+    known = devices_of(named, device_file, emulate, time_scale)
     limit = _bytes(memory_limit) if memory_limit else None
     want = {"what": "node sizes", "largest": largest, "seconds": 60 * minutes, "memory_limit": limit}
     console = screen(stderr=True, highlight=False)
-    by_devices: Costs = ()
-    by_machines: Costs = ()
+    by_devices: CommunicationCosts = ()
+    by_machines: CommunicationCosts = ()
     with LocalBackend() as backend:
-        bench = Bench(script, tuple(arguments or ()), known, backend, partial(_line, console), 60 * minutes)
+        on = device_type_of(AUTO, named)
+        bench = Bench(script, tuple(arguments or ()), known, on, backend, partial(_line, console), 60 * minutes)
         try:
-            if door is not None:  # first, while whoever starts the others is there
-                by_machines = bench.between_machines(machines, door)
+            if join is not None:  # first, while the person who starts the other machines is there
+                by_machines = bench.between_machines(machines, join)
             if communication and len(known.names) > 1:
                 by_devices = bench.between_devices()
             results = {pool.device_type: bench.node_sizes(pool.device_type, want) for pool in known.pools}
@@ -111,17 +120,19 @@ def profile(
     costs = Communication(by_devices, by_machines)
     written = []
     for name, result in results.items():
-        made = _profile(name, result)
+        measured = _profile(name, result)
         path = folder / f"{re.sub(r'[^A-Za-z0-9.@_-]', '_', name)}.json"
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(profiles.to_json(Workload(script.stem, {name: made}, costs)), indent=1) + "\n")
-        written.append((path, made))
+            path.write_text(
+                json.dumps(profiles.to_json(Workload(script.stem, {name: measured}, costs)), indent=1) + "\n"
+            )
+        written.append((path, measured))
     if as_json:
         print(json.dumps([profiles.to_json(profile_files.read(path)) for path, _ in written], indent=1))
         return
-    for path, made in written:
-        _show(console, made)
+    for path, measured in written:
+        _show(console, measured)
         console.print(f"  written to {path}", soft_wrap=True)
 
 
@@ -145,16 +156,16 @@ def _line(console: Console, title: str) -> Iterator[Show]:
         yield show
 
 
-def _show(console: Console, made: Profile) -> None:
-    best, last = max(made.points, key=lambda point: point.examples_per_second), made.points[-1]
+def _show(console: Console, measured: Profile) -> None:
+    best, last = max(measured.points, key=lambda point: point.examples_per_second), measured.points[-1]
     speed = f"best {best.examples_per_second:.4g} examples/s at node size {best.node_size}"
-    console.print(Text.assemble((made.device_type, "bold"), f": {speed}"))
-    console.print(f"  largest node size: {made.largest}; {BEYOND[made.ended_by]}", soft_wrap=True)
+    console.print(Text.assemble((measured.device_type, "bold"), f": {speed}"))
+    console.print(f"  largest node size: {measured.largest}; {BEYOND[measured.ended_by]}", soft_wrap=True)
     if last.loading_seconds is not None and last.loading_seconds > last.seconds / 2:
-        told = (
+        slow_loading = (
             f"  loading {last.node_size} example(s) takes {last.loading_seconds:.3g} s, computing {last.seconds:.3g} s"
         )
-        console.print(told, style="yellow", soft_wrap=True)
+        console.print(slow_loading, style="yellow", soft_wrap=True)
 
 
 def _profile(device_type: str, result: dict[str, Any]) -> Profile:

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from virtualflow.cli.screen import screen
-from virtualflow.events import EpochStarted, Event, EventReader, RunStarted, StepDone
+from virtualflow.events import EpochStarted, EventReader, RunStarted, StepDone, StepTotal, StreamEvent
 from virtualflow.job.output import Lines
 
 
@@ -25,6 +25,7 @@ class ProgressBar(Lines):
         self._reader = EventReader(stream)
         self._next_look = 0.0
         self._task: TaskID | None = None
+        self._total = StepTotal()
         self._waves = self._devices = 0
         self._examples_per_second = 0.0
         self._bar = Bar(
@@ -41,7 +42,7 @@ class ProgressBar(Lines):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.suppress(OSError):  # the terminal may be closed by now
             self.close()
@@ -63,15 +64,19 @@ class ProgressBar(Lines):
         for _, event in self._reader.read():
             self._show(event)
 
-    def _show(self, event: Event) -> None:
+    def _show(self, event: StreamEvent) -> None:
+        self._total.add(event)
         if isinstance(event, RunStarted):
             self._waves, self._devices = event.waves, len(event.devices)
         elif isinstance(event, EpochStarted) and self._task is None:
-            steps = event.epochs * event.steps
             done = event.epoch * event.steps + event.first_step
-            self._task = self._bar.add_task(f"{self._devices} device(s)", total=steps, completed=done, facts="")
+            self._task = self._bar.add_task(f"{self._devices} device(s)", completed=done, facts="")
         elif isinstance(event, StepDone) and self._task is not None:
             speed = event.examples / max(event.seconds, 1e-9)
             self._examples_per_second = 0.9 * (self._examples_per_second or speed) + 0.1 * speed
-            facts = f"loss {event.loss:.4f}  {self._examples_per_second:,.0f} examples/s  {self._waves} wave(s)"
-            self._bar.update(self._task, advance=1, facts=facts)
+            metrics = "".join(f"  {name} {value:.4g}" for name, value in event.metrics.items())
+            speed_now = f"{self._examples_per_second:,.0f} examples/s  {self._waves} wave(s)"
+            facts = f"loss {event.loss:.4f}{metrics}  {speed_now}"
+            self._bar.update(self._task, completed=event.step + 1, facts=facts)
+        if self._task is not None:
+            self._bar.update(self._task, total=self._total.steps)

@@ -15,9 +15,22 @@ from rich.table import Table
 
 from virtualflow.cli.job_table import console, job_table, views_of
 from virtualflow.cli.jobs import JobArgument, Wide, keep_showing, print_facts
-from virtualflow.cli.options import Emulate, Include, TimeScale, seconds_of, tell_left_out
-from virtualflow.cli.screen import say, screen
+from virtualflow.cli.options import (
+    AsModule,
+    CheckpointEvery,
+    Emulate,
+    Include,
+    Name,
+    Preload,
+    TimeScale,
+    preload_of,
+    program_of,
+    seconds_of,
+    warn_left_out,
+)
+from virtualflow.cli.screen import print_line, screen
 from virtualflow.core.job_state import ENDED, JobState
+from virtualflow.errors import ManagerError
 from virtualflow.manager import environment
 from virtualflow.manager.client import Client
 from virtualflow.program.capture import take
@@ -29,23 +42,28 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def submit(
     script: Annotated[Path, typer.Argument(help="The training script.", metavar="SCRIPT")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
-    name: Annotated[str, typer.Option(help="A name for the job; the script's name by default.")] = "",
-    priority: Annotated[float, typer.Option(help="A larger one means more devices, or an earlier turn.")] = 1.0,
+    module: AsModule = False,
+    name: Name = "",
+    priority: Annotated[
+        float, typer.Option(help="A larger one means more devices, or an earlier turn.", metavar="P")
+    ] = 1.0,
     demand: Annotated[int, typer.Option(help="The number of devices that the job asks for.", metavar="N")] = 1,
-    min_devices: Annotated[int, typer.Option("--min", help="Wait rather than run on fewer devices.", metavar="N")] = 1,
+    min: Annotated[int, typer.Option("--min", help="Wait rather than run on fewer devices.", metavar="N")] = 1,
     virtual_nodes: Annotated[
-        int | None, typer.Option(help="The script's virtual nodes, if you know: it then starts on all its devices.")
+        int | None,
+        typer.Option(help="The script's virtual nodes, if you know: it then starts on all its devices.", metavar="N"),
     ] = None,
     expect: Annotated[
         str | None, typer.Option(help="The expected run time on its full demand, such as 90m or 2h.", metavar="TIME")
     ] = None,
-    retries: Annotated[int, typer.Option(help="How often to retry if the script fails.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between automatic checkpoints; 0 for none.")] = 0,
+    retries: Annotated[int, typer.Option(help="How often to retry if the script fails.", metavar="N")] = 0,
+    checkpoint_every: CheckpointEvery = 0,
     from_checkpoint: Annotated[
         Path | None,
         typer.Option(help="Begin from this checkpoint, of another job or the script's own.", metavar="FILE"),
     ] = None,
     include: Include = None,
+    preload: Preload = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,10 +79,11 @@ def submit(
 ) -> None:
     """Submit a script to the manager, with copies of its modules, and its folder, interpreter and variables."""
     client = Client.find()
-    taken = take(script, include=include or (), arguments=arguments or (), waits=True)
-    tell_left_out(taken.program)
+    file, full_name = program_of(script, as_module=module)
+    taken = take(file, include=include or (), arguments=arguments or (), waits=True, module=full_name)
+    warn_left_out(taken.program)
     body: dict[str, Any] = {
-        "script": str(script.resolve()),
+        "script": str(file.resolve()),
         "modules": taken.modules,
         "arguments": arguments or [],
         "directory": str(Path.cwd()),
@@ -73,11 +92,12 @@ def submit(
         "name": name,
         "priority": priority,
         "demand": demand,
-        "min": min_devices,
+        "min": min,
         "virtual_nodes": virtual_nodes,
         "expect_seconds": seconds_of(expect, "--expect") if expect is not None else None,
         "retries": retries,
         "checkpoint_every": checkpoint_every,
+        "preload": preload_of(preload),
         "from_checkpoint": str(from_checkpoint.absolute()) if from_checkpoint is not None else None,
         "emulated": _emulated(emulate, time_scale or 1.0) if emulate is not None else {},
     }
@@ -102,12 +122,15 @@ def queue(
         return
     console(wide=wide).print(job_table(views_of(client.get("/api/jobs")), wide=wide))
     for problem in client.get("/api/state")["cluster"]["troubles"]:
-        say(f"warning: {problem}", sys.stderr)
+        print_line(f"warning: {problem}", sys.stderr)
 
 
 def describe(job: JobArgument, as_json: AsJson = False) -> None:
     """Show everything about a job of the manager."""
-    client = Client.find()
+    try:
+        client = Client.find()
+    except ManagerError as error:
+        raise ManagerError(f"{error} `vf status {job}` shows a job of `vf run`.") from None
     facts = client.get(f"/api/jobs/{client.job_id(job)}")
     if as_json:
         print(json.dumps(facts, indent=2))
@@ -165,31 +188,33 @@ def _ask(job: str, verb: str, **body: Any) -> dict[str, Any]:
 
 
 def devices(
-    drain: Annotated[str | None, typer.Option(help="Take this device out; jobs continue without it.")] = None,
-    give_back: Annotated[str | None, typer.Option("--return", help="Put this device back.")] = None,
+    drain: Annotated[
+        str | None, typer.Option(help="Take this device out; jobs continue without it.", metavar="DEVICE")
+    ] = None,
+    give_back: Annotated[str | None, typer.Option("--return", help="Put this device back.", metavar="DEVICE")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the manager's devices and the jobs on them."""
     client = Client.find()
-    for device, verb in ((drain, "drain"), (give_back, "return")):
-        if device is not None:
-            client.post(f"/api/devices/{device}/{verb}")
+    for name, verb in ((drain, "drain"), (give_back, "return")):
+        if name is not None:
+            client.post(f"/api/devices/{name}/{verb}")
     listed = client.get("/api/devices")
     if as_json:
         print(json.dumps(listed, indent=2))
         return
     table = Table("device", "type", "machine", "job", box=box.SIMPLE, pad_edge=False)
-    for each in listed:
-        job = "(taken out)" if each["lost"] else each["job"] or "(idle)"
-        table.add_row(each["name"], each["type"], str(each["machine"]), job)
+    for device in listed:
+        job = "(taken out)" if device["lost"] else device["job"] or "(idle)"
+        table.add_row(device["name"], device["type"], str(device["machine"]), job)
     screen().print(table)
 
 
 def _emulated(workload: str, scale: float) -> dict[str, dict[str, Any]]:
     """All device types that the workload has profiles of."""
     known = profile_files.built_in(workload)
-    found = {name: device_files.of_type(name, {}, known, scale) for name in known.profiles}
-    return {name: each.to_json() for name, each in found.items() if each is not None}
+    by_type = {name: device_files.of_type(name, {}, known, scale) for name in known.profiles}
+    return {name: emulated.to_json() for name, emulated in by_type.items() if emulated is not None}
 
 
 def _wait(client: Client, job_id: str) -> int:
@@ -197,6 +222,6 @@ def _wait(client: Client, job_id: str) -> int:
         job = client.get(f"/api/jobs/{job_id}")
         if job["state"] in ENDED:
             if job["failure"]:
-                say(job["failure"], sys.stderr)
-            return 0 if job["state"] == "DONE" else 1
+                print_line(job["failure"], sys.stderr)
+            return 0 if job["state"] == JobState.DONE else 1
         time.sleep(0.2)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from virtualflow.core.job_state import JobState
 from virtualflow.job.checkpoints import name_of
 from virtualflow.job.folder import JobFolder
 
-UNFINISHED = ("CANCELLED", "FAILED")
+UNFINISHED = (JobState.CANCELLED, JobState.FAILED)
 
 
 def where_it_goes_on(folder: JobFolder, checkpoint: Path | None) -> str:
@@ -24,7 +25,7 @@ def how_to_go_on(folder: JobFolder) -> str:
     return f"`vf run --resume {folder.path.name}` {does}"
 
 
-def can_go_on(folder: JobFolder, state: str) -> bool:
-    """Whether its owner may resume it; a manager's jobs are the manager's, and a measurement is made anew."""
+def can_go_on(folder: JobFolder, state: JobState) -> bool:
+    """Whether its owner may resume it; a manager's jobs are the manager's."""
     spec = folder.spec()
-    return state in UNFINISHED and not spec.managed and spec.profiling is None
+    return state in UNFINISHED and not spec.managed and spec.resumable

@@ -11,19 +11,26 @@ import typer
 
 from virtualflow.cli.foreground import in_the_background, in_the_foreground
 from virtualflow.cli.options import (
+    AsModule,
+    CheckpointEvery,
     DeviceFile,
     DeviceType,
     Emulate,
     Include,
     Listen,
+    Name,
+    Preload,
     Profiles,
     TimeScale,
     TokenFile,
     device_type_of,
-    tell_left_out,
+    preload_of,
+    program_of,
+    warn_left_out,
 )
 from virtualflow.cli.resuming import where_it_goes_on
 from virtualflow.cli.run_settings import DeviceOptions, RunSettings
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import LaunchError
 from virtualflow.job import checkpoints, control, launch
 from virtualflow.job.folder import JobFolder, JobSpec
@@ -34,6 +41,7 @@ PART_OF_THE_JOB = {
     "arguments": "the arguments",
     "threads_per_device": "--threads-per-device",
     "device_type": "--device-type",
+    "module": "-m",
     "audit": "--audit",
     "plan": "--plan",
     "include": "--include",
@@ -44,6 +52,8 @@ def run(
     context: typer.Context,
     script: Annotated[Path | None, typer.Argument(help="The training script.", metavar="SCRIPT")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
+    module: AsModule = False,
+    name: Name = "",
     devices: Annotated[
         str,
         typer.Option(help="The number of devices, up to the virtual nodes; or types: V100:2,P100:8.", metavar="N|LIST"),
@@ -69,7 +79,6 @@ def run(
     device_file: DeviceFile = None,
     emulate: Emulate = None,
     time_scale: TimeScale = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Run in the background; `vf status` shows it.")] = False,
     resume: Annotated[str | None, typer.Option(help="Continue a job from its last checkpoint.", metavar="JOB")] = None,
     from_checkpoint: Annotated[
         str | None,
@@ -79,15 +88,15 @@ def run(
         ),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace/--no-replace", help="Replace lost workers.")] = True,
-    checkpoint_every: Annotated[
-        int, typer.Option(help="Steps between automatic checkpoints; 0 for none.", min=0)
-    ] = 500,
+    checkpoint_every: CheckpointEvery = 500,
     include: Include = None,
+    preload: Preload = None,
     listen: Listen = None,
     token_file: TokenFile = None,
     audit: Annotated[
         bool, typer.Option("--audit", help="Run every virtual node twice, in another order, and compare bits.")
     ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background; `vf status` shows it.")] = False,
     all_output: Annotated[
         bool, typer.Option("--all-output", help="Show the output of every worker, with its device's name.")
     ] = False,
@@ -96,51 +105,65 @@ def run(
     ] = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the job in a browser while it runs.")] = False,
     mapping: Annotated[
-        str | None, typer.Option(help="The device index of each virtual node, such as 0,1,1,0.", metavar="LIST")
+        str | None,
+        typer.Option(
+            help="The device index of each virtual node, such as 0,1,1,0; with stages a row for each: 0,0/1,1.",
+            metavar="LIST",
+        ),
     ] = None,
-    threads_per_device: Annotated[int, typer.Option(help="Threads of a CPU device. The bits depend on it.", min=1)] = 1,
+    threads_per_device: Annotated[
+        int, typer.Option(help="Threads of a CPU device. The bits depend on it.", min=1, metavar="N")
+    ] = 1,
     device_type: DeviceType = "auto",
     patience: Annotated[
-        float, typer.Option(help="Seconds after which a worker that blocks the others counts as lost.", min=1)
+        float,
+        typer.Option(
+            help="Seconds after which a worker that blocks the others counts as lost.", min=1, metavar="SECONDS"
+        ),
     ] = 30.0,
 ) -> None:
     """Run SCRIPT on several devices. The exit code is the script's.
 
-    Each device gets a process that runs the script; what it trains is the same, bit by bit, for any number of devices.
+    Each device gets a process that runs the script; what it trains is the same, bit for bit, on any number of devices.
     """
+    file, full_name = program_of(script, as_module=module) if script is not None else (None, "")
     settings = RunSettings.read(
         DeviceOptions(devices, plan, device_file, emulate, time_scale),
-        script,
+        file,
         profiles,
         backend=backend,
         rebalance=rebalance,
         mapping=mapping,
         patience=patience,
         replace=replace,
-        checkpoint_every=checkpoint_every,
         listen=listen,
         token_file=token_file,
+        name=name,
+        checkpoint_every=checkpoint_every,
+        preload=preload_of(preload),
     )
     if dashboard and detach:
         raise LaunchError("--dashboard needs the job in the foreground; `vf cluster up` has a page that stays")
     if resume is not None:
         given = _given(context, resume)
         folder, checkpoint = _to_resume(resume, settings.given(given), from_checkpoint)
+    elif file is None:
+        raise LaunchError("which script? `vf run --devices 2 train.py`, or `vf run --resume JOB`")
     else:
         checkpoint = checkpoints.checked(Path(from_checkpoint)) if from_checkpoint is not None else None
         job = JobSpec.of(
             job_id=new_job_id(),
-            script=str(_existing(script)),
+            script=str(file),
             arguments=tuple(arguments or ()),
             threads_per_device=threads_per_device,
-            device_type=device_type_of(device_type),
+            device_type=device_type_of(device_type, devices),
             audit=audit,
             node_sizes=settings.node_sizes,
             from_checkpoint=str(checkpoint) if checkpoint else None,
             **settings.all(),
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
-        tell_left_out(folder.create(job, include or ()))
+        warn_left_out(folder.create(job, include or (), full_name))
     token = launch.prepare(folder, checkpoint)
     print(f"job {folder.path.name}", flush=True)
     if resume is not None or checkpoint is not None:
@@ -171,8 +194,8 @@ def _to_resume(job_id: str, changed: dict[str, Any], choice: str | None) -> tupl
         if control.answers(folder) or time.monotonic() > deadline:
             raise LaunchError(f"job {job_id} is running; `vf status {job_id}` shows it{_what_runs(folder)}")
         time.sleep(0.05)
-    if folder.read_state()["state"] == "DONE":
-        raise LaunchError(f"job {job_id} has ended; there is nothing left to do")
+    if folder.read_state().state == JobState.DONE:
+        raise LaunchError(f"job {job_id} is done: its script has run to its end, so it can't be resumed")
     folder.change(folder.spec().changed(**changed))
     with folder.locked():
         if choice is None:
@@ -197,11 +220,3 @@ def _print_aside(text: str) -> None:
 def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _existing(script: Path | None) -> Path:
-    if script is None:
-        raise LaunchError("which script? `vf run --devices 2 train.py`, or `vf run --resume JOB`")
-    if not script.is_file():
-        raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")
-    return script

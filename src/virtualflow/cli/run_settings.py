@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from virtualflow.cli.cell_table import rows_of
 from virtualflow.cli.options import (
     devices_in,
     devices_of,
@@ -19,6 +20,7 @@ from virtualflow.cli.options import (
 from virtualflow.core import profile
 from virtualflow.core.devices import Pool, type_of
 from virtualflow.core.emulation import Devices
+from virtualflow.core.job_names import check_name
 from virtualflow.errors import LaunchError
 from virtualflow.solver import plan as plans
 from virtualflow.solver.plan import JobLayout
@@ -65,14 +67,20 @@ class RunSettings:
         mapping: str | None,
         patience: float,
         replace: bool,
-        checkpoint_every: int,
         listen: str | None,
         token_file: Path | None,
+        **described: Any,
     ) -> RunSettings:
-        """What the options say. Raises an error that names the option which can't be followed."""
+        """What the options say. Raises an error that names the option which can't be followed.
+
+        *described* are those that are fields of the description as they are.
+        """
+        check_name(described["name"])
         layout = options.layout()
         devices = options.chosen(layout)
-        owners = tuple(numbers(mapping, "--mapping")) if mapping else layout.owners if layout else None
+        cells = rows_of(mapping) if mapping and "/" in mapping else None
+        by_hand = tuple(numbers(mapping, "--mapping")) if mapping and cells is None else None
+        owners = by_hand if mapping else layout.owners if layout else None
         by_option: dict[str, dict[str, Any]] = {
             "devices": {
                 "devices": devices.names,
@@ -81,12 +89,12 @@ class RunSettings:
             },
             "backend": {"backend": _backend(backend)},
             "rebalance": {"rebalance": devices.are_mixed if rebalance is None else rebalance},
-            "mapping": {"owners": owners},
+            "mapping": {"owners": owners, "cells": cells},
             "patience": {"patience_seconds": patience},
             "replace": {"replace_lost": replace},
-            "checkpoint_every": {"checkpoint_every": checkpoint_every},
             "listen": {"listen": listen, "token_file": str(token_file_for(listen, token_file)) if listen else None},
         }
+        by_option |= {name: {name: value} for name, value in described.items()}
         return cls(by_option, layout.node_sizes if layout else None)
 
     def all(self) -> dict[str, Any]:
@@ -99,6 +107,7 @@ class RunSettings:
         changed = {field: value for fields in named for field, value in fields.items()}
         if "devices" in changed:
             changed.setdefault("owners", None)
+            changed.setdefault("cells", None)
         return changed
 
 

@@ -25,6 +25,6 @@ def screen(**settings: Any) -> Console:
     return _Screen(markup=False, emoji=False, **settings)
 
 
-def say(text: str, file: TextIO | None = None) -> None:
+def print_line(text: str, file: TextIO | None = None) -> None:
     """Print text from outside, with escape sequences made visible."""
     print(visible(text), file=file or sys.stdout, flush=True)

@@ -59,7 +59,10 @@ def simulate(
         Path | None, typer.Option("--throughputs", help="Gavel's table of speeds, for its traces.", metavar="FILE")
     ] = None,
     compat: Annotated[
-        str | None, typer.Option(help="gavel: follow the rules of its own simulator.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="gavel: follow the rules of Gavel's simulator; paper: of the paper's simulation.", metavar="NAME"
+        ),
     ] = None,
     machine_size: Annotated[
         int | None, typer.Option(help="Spread each type over machines of N devices.", min=1, metavar="N")
@@ -71,7 +74,7 @@ def simulate(
     repair: Annotated[
         float, typer.Option(help="Seconds until a failed device or machine is back.", min=1.0, metavar="S")
     ] = 3600.0,
-    seed: Annotated[int, typer.Option(help="The seed of the failures.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the failures.", metavar="SEED")] = 0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -86,7 +89,7 @@ def simulate(
 
     The same command gives the same result, to the bit.
 
-    With --seeds, a trace that was drawn is drawn anew; other traces' jobs are dealt out anew to the times of arrival.
+    With --seeds, a generated trace is generated again; the jobs of other traces are shuffled over their arrival times.
 
     Example: vf simulate trace.json --devices V100:8 --policy wfs --policy priority -o report/
     """
@@ -138,13 +141,13 @@ def _write_report(comparison: Comparison, pools: Sequence[Pool], title: str, fol
 
 
 def _as_json(comparison: Comparison) -> dict[str, Any]:
-    return {"policies": {name: found.as_json() for name, found in comparison.policies.items()}}
+    return {"policies": {name: outcome.as_json() for name, outcome in comparison.policies.items()}}
 
 
 def _print(comparison: Comparison) -> None:
     table = Table("policy", *(title for title, _ in compare.COLUMNS))
-    for name, found in comparison.policies.items():
-        table.add_row(name, *(show(found.intervals) for _, show in compare.COLUMNS))
-    # Wide, whatever the terminal says: a table in a log must not be cut.
+    for name, outcome in comparison.policies.items():
+        table.add_row(name, *(show(outcome.intervals) for _, show in compare.COLUMNS))
+    # Wide where there is no terminal: a table in a log must not be cut.
     console = screen()
     console.print(table) if console.is_terminal else screen(width=150).print(table)

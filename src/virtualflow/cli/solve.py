@@ -23,6 +23,7 @@ from virtualflow.solver import plan as plans
 from virtualflow.solver.alternatives import alternatives, even, subsets
 from virtualflow.solver.node_shares import Plan, Share
 from virtualflow.solver.search import on_one_machine, predict, solve_fixed, solve_free
+from virtualflow.system.text import visible
 
 
 def solve(
@@ -112,17 +113,17 @@ def _best(workload: Workload, pools: Sequence[Pool], batch_size: int, virtual_no
 def _others(
     workload: Workload, pools: Sequence[Pool], batch_size: int, virtual_nodes: int | None, best: Plan
 ) -> list[Plan]:
-    found = []
+    plans = []
     for some in subsets(pools):
         try:
-            found.append(_best(workload, some, batch_size, virtual_nodes))
+            plans.append(_best(workload, some, batch_size, virtual_nodes))
         except SolverError:
             continue  # these alone can't
     if len(pools) > 1 and len({share.node_size for share in best.shares}) == 1:
         fits = [p for p in pools if workload.profile(p.device_type).may_hold(best.shares[0].node_size)]
         if best.virtual_nodes >= sum(pool.count for pool in fits):
-            found.append(predict(workload, fits, even(best, fits)))
-    return found
+            plans.append(predict(workload, fits, even(best, fits)))
+    return plans
 
 
 def _by_hand(workload: Workload, pools: Sequence[Pool], text: str, batch_size: int) -> Plan:
@@ -151,7 +152,7 @@ def _print_guess(console: Console, share: Share, profile: Profile) -> None:
 
 def _show(console: Console, title: str, plan: Plan, workload: Workload) -> None:
     columns = ("type", "devices", "virtual nodes each", "node size", "examples", "largest node size")
-    table = Table(*columns, title=Text(title, style="italic"), title_justify="left")
+    table = Table(*columns, title=Text(visible(title), style="italic"), title_justify="left")
     for share in plan.shares:
         profile = workload.profile(share.device_type)
         known = "fits" if profile.ended_by == MEMORY else "measured"

@@ -10,8 +10,9 @@ import typer
 
 from virtualflow.cli.files import check_folder
 from virtualflow.errors import LaunchError
-from virtualflow.events import STREAM, Evaluated, Event, EventReader, Regrouped, StepDone
+from virtualflow.events import STREAM, EventReader
 from virtualflow.job.folder import JobFolder
+from virtualflow.loggers.scalars_of_events import scalars
 
 LOOK_SECONDS = 0.5
 
@@ -34,7 +35,8 @@ def tensorboard(
             while True:
                 ended = not folder.is_locked()
                 for at, event in reader.read():
-                    for name, step, value in _scalars(event):
+                    step, values = scalars(event)
+                    for name, value in values.items():
                         writer.add_scalar(name, value, step, walltime=at)
                 if ended or not follow:
                     return
@@ -42,15 +44,3 @@ def tensorboard(
                 time.sleep(LOOK_SECONDS)
         except KeyboardInterrupt:
             return
-
-
-def _scalars(event: Event) -> list[tuple[str, int, float]]:
-    if isinstance(event, StepDone):
-        speed = event.examples / max(event.seconds, 1e-9)
-        return [("loss", event.step, event.loss), ("examples per second", event.step, speed)]
-    if isinstance(event, Evaluated):
-        return [("evaluated", event.step, event.value)]
-    if isinstance(event, Regrouped):
-        pause = sum(event.pause_ms.values())
-        return [("devices", event.step, len(event.devices)), ("pause in ms", event.step, pause)]
-    return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import typer
 
 from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.jobs import JobArgument
-from virtualflow.cli.screen import say
+from virtualflow.cli.screen import print_line
 from virtualflow.errors import EventStreamError, LaunchError
 from virtualflow.events import STREAM, Regrouped, RunStarted, StepDone, read_timed_events
 from virtualflow.job.folder import JobFolder
@@ -36,7 +37,9 @@ class Period:
 
 def timeline(
     job: JobArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The picture to write.")] = Path("timeline.png"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The picture to write.", metavar="FILE")] = Path(
+        "timeline.png"
+    ),
 ) -> None:
     """Draw which devices ran a job when, how many virtual nodes each, and the throughput."""
     check_file(output)
@@ -48,7 +51,7 @@ def timeline(
     runs = _runs(events)
     periods = [period for run in runs for period in _periods(run)]
     _draw(periods, [_throughput(run) for run in runs], _changes(events), job, output)
-    say(f"wrote {output}")
+    print_line(f"wrote {output}")
 
 
 @contextmanager
@@ -82,6 +85,11 @@ def _periods(run: list[Timed]) -> list[Period]:
     marks = [(time, event.mapping) for time, event in run if isinstance(event, RunStarted | Regrouped)]
     ends = [time for time, _ in marks[1:]] + [run[-1][0]]
     return [Period(time, end, dict(Counter(mapping))) for (time, mapping), end in zip(marks, ends, strict=True)]
+
+
+def _stops(periods: list[Period]) -> list[tuple[float, float]]:
+    """When the job had no device: from the end of one run to the begin of the next."""
+    return [(one.end, other.start) for one, other in itertools.pairwise(periods) if other.start > one.end]
 
 
 def _throughput(run: list[Timed]) -> list[tuple[float, float]]:
@@ -120,6 +128,11 @@ def _draw(
             top.barh(devices.index(device), width, left=period.start - zero, height=0.8, color=shade, edgecolor="white")
             top.text(period.start - zero + width / 2, devices.index(device), str(count), ha="center", va="center",
                      color="white", fontsize=8)  # fmt: skip
+    for begin, end in _stops(periods):
+        for axis in (top, bottom):
+            axis.axvspan(begin - zero, end - zero, color="0.92", zorder=0)
+        top.text((begin + end) / 2 - zero, (len(devices) - 1) / 2, "paused", ha="center", va="center", color="0.4",
+                 fontsize=8, rotation=90)  # fmt: skip
     for time, change in changes:
         colour = "tab:red" if change.cause == "loss" else "tab:gray"
         for axis in (top, bottom):

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from virtualflow.cli.screen import screen
-from virtualflow.core.certificate import Certificate, Verdict, compare_all
 from virtualflow.core.job_names import job_called
 from virtualflow.errors import EventStreamError
 from virtualflow.events import STREAM, EventReader, streams_in
+from virtualflow.events.certificate import Certificate, Verdict, compare_all
 from virtualflow.job.folder import all_jobs
 from virtualflow.system.home import home
 
@@ -31,7 +31,7 @@ def verify(
     if as_json:
         print(json.dumps(asdict(verdict), indent=2))
     else:
-        _print(verdict)
+        print_verdict(verdict)
     raise typer.Exit(0 if verdict.equal else 1)
 
 
@@ -62,7 +62,7 @@ def _streams(run: str) -> list[Path]:
     raise EventStreamError(f"there is no run {run!r}: neither a file, nor a folder, nor a job in {home()}.{newest}")
 
 
-def _print(verdict: Verdict) -> None:
+def print_verdict(verdict: Verdict) -> None:
     console = screen(highlight=False, soft_wrap=True)
     console.print(verdict.summary, style="bold green" if verdict.equal else "bold red")
     for fact in verdict.facts:

@@ -31,9 +31,9 @@ class Assignment:
             if state.host is not None and grant.beside != state.host:
                 self._leave_seat(state)
         for state, _ in grants:
-            for guest in [self.running[name] for name in state.guests]:
-                if guest.id not in kept and not set(guest.devices) <= set(kept[state.id]):
-                    actions.append(self._suspend(now, guest))  # its seat went away with the host's device
+            for other in [self.running[name] for name in state.co_located]:
+                if other.id not in kept and not set(other.devices) <= set(kept[state.id]):
+                    actions.append(self._suspend(now, other))  # its seat went away with the host's device
         for state, grant in grants:
             devices = self._seats(state, grant) if grant.beside else self._fill(state, grant, kept[state.id])
             action = self._change(now, state, devices, grant.beside)
@@ -59,16 +59,16 @@ class Assignment:
         return self._give_up_too_few(now, state)
 
     def _give_up_too_few(self, now: float, state: ScheduledJob) -> list[Action]:
-        return self.apply(now, [(state, NOTHING)]) if state.allocation < state.job.min_devices else []
+        return self.apply(now, [(state, NOTHING)]) if state.allocation < state.job.min else []
 
     def end(self, now: float, state: ScheduledJob) -> list[Action]:
-        """Free the devices of a job that is over; its guests take over those they are on."""
+        """Free the devices of a job that is over; jobs beside it take over those they are on."""
         actions: list[Action] = []
         inherited: set[str] = set()
-        for guest in [self.running[name] for name in state.guests]:
-            inherited |= set(guest.devices)
-            self._set(now, guest, guest.devices, None)
-            actions.append(ReallocateJob(guest.id, guest.devices))
+        for other in [self.running[name] for name in state.co_located]:
+            inherited |= set(other.devices)
+            self._set(now, other, other.devices, None)
+            actions.append(ReallocateJob(other.id, other.devices))
         if state.host is None:
             self.placement.give_back(device for device in state.devices if device not in inherited)
         self._set(now, state, (), None)
@@ -82,7 +82,7 @@ class Assignment:
         for state in list(self.running.values()):
             if not gone.isdisjoint(state.devices):
                 left = tuple(device for device in state.devices if device not in gone)
-                if len(left) < state.job.min_devices and state.host is None and not state.guests:
+                if len(left) < state.job.min and state.host is None and not state.co_located:
                     self.placement.give_back(left)
                     left = ()
                 action = self._change(now, state, left, state.host)
@@ -93,7 +93,7 @@ class Assignment:
     def _free_surplus(self, state: ScheduledJob, grant: Grant) -> list[str]:
         """Give back what the job has beyond the grant; return what it keeps."""
         if state.host is not None or not state.devices:
-            return []  # a guest owns nothing
+            return []  # a job beside another owns nothing
         if not grant.counts:
             self.placement.give_back(state.devices)
             return []
@@ -114,7 +114,7 @@ class Assignment:
             else:
                 have = sum(self.placement.type_of(device) == device_type for device in kept)
                 devices += self._take(state, device_type, count - have, kept)
-        if len(devices) < state.job.min_devices and not state.guests:
+        if len(devices) < state.job.min and not state.co_located:
             self.placement.give_back(devices)  # of the types that it can use, too few are free
             return ()
         return self.placement.in_order(devices) if len(devices) > 1 else tuple(devices)
@@ -147,11 +147,11 @@ class Assignment:
         return sorted(usable, key=lambda name: name not in have)
 
     def _seats(self, state: ScheduledJob, grant: Grant) -> tuple[str, ...]:
-        """Devices of the host that no other guest is on."""
+        """Devices of the host that no other job is on beside it."""
         host = self.running.get(grant.beside or "")
         if host is None or host.host is not None or host is state:
             raise PolicyError(f"the policy put job {state.id} beside {grant.beside}, which has no devices of its own")
-        taken = {device for name in host.guests if name != state.id for device in self.running[name].devices}
+        taken = {device for name in host.co_located if name != state.id for device in self.running[name].devices}
         seats = [device for device in host.devices if device not in taken]
         count = sum(grant.counts.values())
         if count > len(seats):
@@ -182,19 +182,19 @@ class Assignment:
         self._leave_seat(state)
         state.change(now, devices, self.placement.counts(devices), host)
         if host is not None:
-            self.running[host].guests += (state.id,)
+            self.running[host].co_located += (state.id,)
         if devices:
             self.lacking += max(0, state.job.demand - state.allocation)
             self.running[state.id] = state
         else:
-            state.guests = ()
+            state.co_located = ()
             self.running.pop(state.id, None)
 
     def _leave_seat(self, state: ScheduledJob) -> None:
-        """Its host has room for another guest."""
+        """Its host has room for another job."""
         if state.host is not None and state.host in self.running:
             host = self.running[state.host]
-            host.guests = tuple(name for name in host.guests if name != state.id)
+            host.co_located = tuple(name for name in host.co_located if name != state.id)
 
 
 def _surplus(counts: Mapping[str, int], grant: Grant, types: Mapping[str, object]) -> dict[str, int]:

@@ -70,10 +70,10 @@ def solve(program: LinearProgram, fixed: Floats | None = None) -> Optimum:
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         status = solver.modelStatusToString(solver.getModelStatus())
         raise PolicyError(f"HiGHS found no shares for {program.jobs} jobs: {status}")
-    found = solver.getSolution()
-    values = np.array(found.col_value)
+    solution = solver.getSolution()
+    values = np.array(solution.col_value)
     values[1:][program.value <= 0] = 0.0  # a vertex may spend time in a column that is worth nothing
-    prices = np.array(found.row_dual[: program.jobs])
+    prices = np.array(solution.row_dual[: program.jobs])
     return Optimum(float(values[0]) * scale, values[1:], -prices)
 
 

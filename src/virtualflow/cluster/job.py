@@ -26,7 +26,7 @@ class Job:
     node_size: int = 1
     virtual_nodes: int = 0  # 0: as many as the demand
     priority: float = 1.0
-    min_devices: int = 1  # it waits rather than run on fewer
+    min: int = 1  # devices: it waits rather than run on fewer
 
     def __post_init__(self) -> None:
         if self.demand < 1 or not self.steps > 0 or not self.priority > 0 or self.node_size < 1:
@@ -34,10 +34,9 @@ class Job:
                 f"job {self.id}: its demand ({self.demand}), steps ({self.steps}), priority ({self.priority}) and "
                 f"node size ({self.node_size}) must all be above 0"
             )
-        if not 1 <= self.min_devices <= self.demand:
+        if not 1 <= self.min <= self.demand:
             raise ConfigError(
-                f"job {self.id}: its minimum must be between 1 and its demand "
-                f"of {self.demand} devices, not {self.min_devices}"
+                f"job {self.id}: its minimum must be between 1 and its demand of {self.demand} devices, not {self.min}"
             )
         if not math.isfinite(self.arrival_seconds) or not math.isfinite(self.steps):
             raise ConfigError(f"job {self.id}: its time of arrival and its steps must be finite numbers")
@@ -64,7 +63,7 @@ class ScheduledJob:
     allocation: int = field(init=False, default=0)  # how many devices it has, of all types; shared ones count too
     counts: Mapping[str, int] = field(default_factory=dict)  # devices by type
     host: str | None = None  # the job whose devices it shares, if it has none of its own
-    guests: tuple[str, ...] = ()  # jobs that share its devices
+    co_located: tuple[str, ...] = ()  # jobs that share its devices
     started_seconds: float | None = None  # when it first got devices
     began_seconds: float | None = None  # when it last got some after it had none
     changed_seconds: float = field(init=False)  # when its allocation last changed, or when it arrived

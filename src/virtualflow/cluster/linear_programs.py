@@ -49,8 +49,8 @@ def max_min(program: LinearProgram) -> Solution:
     at_best = _all_at_best(program)
     if at_best is not None:
         return at_best
-    found = highs.solve(program)
-    return Solution(found.level, _rounded(found.shares))
+    optimum = highs.solve(program)
+    return Solution(optimum.level, _rounded(optimum.shares))
 
 
 def water_filling(program: LinearProgram) -> Solution:
@@ -61,19 +61,19 @@ def water_filling(program: LinearProgram) -> Solution:
     fixed: Floats | None = None
     first: float | None = None
     while True:
-        found = highs.solve(program, fixed)
-        first = found.level if first is None else first
+        optimum = highs.solve(program, fixed)
+        first = optimum.level if first is None else first
         fixed = np.full(program.jobs, np.nan) if fixed is None else fixed
-        held = np.isnan(fixed) & (found.prices > TIGHT)
-        fixed[held] = found.level * (1 - CLOSE)
+        held = np.isnan(fixed) & (optimum.prices > TIGHT)
+        fixed[held] = optimum.level * (1 - CLOSE)
         if not held.any() or not np.isnan(fixed).any():
-            return Solution(first, np.clip(found.shares, 0.0, 1.0))
+            return Solution(first, np.clip(optimum.shares, 0.0, 1.0))
 
 
 def min_makespan(program: LinearProgram, work: Floats) -> Solution:
     """The shares with which all jobs can end soonest; values are speeds. The objective is the seconds that takes."""
-    found = max_min(replace(program, value=program.value / work[program.job]))
-    return Solution(1 / found.objective, found.shares)
+    solution = max_min(replace(program, value=program.value / work[program.job]))
+    return Solution(1 / solution.objective, solution.shares)
 
 
 def min_max_ratio(program: LinearProgram, elapsed: Floats, work: Floats, alone: Floats) -> Solution:
@@ -90,11 +90,11 @@ def min_max_ratio(program: LinearProgram, elapsed: Floats, work: Floats, alone: 
     bound = float(((elapsed + work / fastest) / alone).max())
     ratio, shares, speeds = np.inf, np.zeros(len(program.job)), work
     for number in range(MAX_PROGRAMS):
-        found = highs.solve(replace(program, value=program.value / speeds[program.job]))
-        reached = _ratio(program, found.shares, elapsed, work, alone)
+        optimum = highs.solve(replace(program, value=program.value / speeds[program.job]))
+        reached = _ratio(program, optimum.shares, elapsed, work, alone)
         if reached < ratio:
-            ratio, shares = reached, found.shares
-        before, bound = bound, max(bound, _ratio_bound(found, speeds, elapsed, work, alone))
+            ratio, shares = reached, optimum.shares
+        before, bound = bound, max(bound, _ratio_bound(optimum, speeds, elapsed, work, alone))
         if ratio <= bound * (1 + CLOSE) or (number and bound == before):
             break
         speeds = work / (bound * alone - elapsed)
@@ -106,23 +106,23 @@ def _ratio(program: LinearProgram, shares: Floats, elapsed: Floats, work: Floats
     return float(((elapsed + work / np.maximum(speeds, SMALL)) / alone).max())
 
 
-def _ratio_bound(found: highs.Optimum, speeds: Floats, elapsed: Floats, work: Floats, alone: Floats) -> float:
+def _ratio_bound(optimum: highs.Optimum, speeds: Floats, elapsed: Floats, work: Floats, alone: Floats) -> float:
     """A ratio that no shares can beat.
 
     With q = prices / *speeds*, no shares give jobs speeds whose sum weighted by q exceeds the level. A ratio r needs
     the speeds work / (r alone - elapsed), so it can be reached only if their weighted sum does not exceed it either.
     """
-    weighted = found.prices / speeds * work
+    weighted = optimum.prices / speeds * work
     priced = weighted > 0
-    if not priced.any() or found.level <= 0:
+    if not priced.any() or optimum.level <= 0:
         return 0.0
     weighted, elapsed, alone = weighted[priced], elapsed[priced], alone[priced]
     # The sum is convex and falls with r: from the left, where each single term is within the level, Newton's steps
     # never pass the root.
-    bound = float(((elapsed + weighted / found.level) / alone).max())
+    bound = float(((elapsed + weighted / optimum.level) / alone).max())
     for _ in range(MAX_NEWTON_STEPS):
         left = bound * alone - elapsed
-        step = float(((weighted / left).sum() - found.level) / (weighted * alone / left**2).sum())
+        step = float(((weighted / left).sum() - optimum.level) / (weighted * alone / left**2).sum())
         if step <= SMALL * bound:
             break
         bound += step

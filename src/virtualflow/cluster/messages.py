@@ -76,7 +76,7 @@ Event = JobArrived | JobChanged | JobsRestored | JobEnded | DevicesLost | Device
 
 @dataclass(frozen=True, slots=True)
 class StartJob:
-    """A waiting job gets these devices: a new one, or a suspended one that goes on. A guest shares *host*'s."""
+    """A waiting job gets these devices: a new one, or a suspended one that goes on. With *host*, it shares *host*'s."""
 
     job_id: str
     devices: tuple[str, ...]

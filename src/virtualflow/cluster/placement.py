@@ -170,10 +170,10 @@ class Placement:
         self.free[device_type] += change
 
 
-def _counted(each: Iterable[Item]) -> dict[Item, int]:
+def _counted(items: Iterable[Item]) -> dict[Item, int]:
     """How often each one occurs. For a handful, a `Counter` takes three times as long."""
     counts: dict[Item, int] = {}
-    for one in each:
+    for one in items:
         counts[one] = counts.get(one, 0) + 1
     return counts
 

@@ -1,4 +1,4 @@
-"""The brain: one door, no clock, no I/O. A simulator drives it in virtual time, a manager on the wall clock."""
+"""The brain: one method, no clock, no I/O. A simulator drives it in virtual time, a manager on the wall clock."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ class Scheduler:
         elif isinstance(event, JobEnded):
             state = self._states.pop(self._known(event.job_id).id)
             self._jobs_changed = True
+            self.policy.forget(state.job)  # it may come back as another one, as after a pause
             if event.job_id in self._queue:
                 self._queue.remove(event.job_id)
             else:
@@ -167,7 +168,7 @@ class Scheduler:
                     f"policy {self.policy.name} granted devices to job {job_id}, which is unknown or has ended"
                 )
             state = self._states[job_id]
-            if 0 < sum(grant.counts.values()) < state.job.min_devices:
+            if 0 < sum(grant.counts.values()) < state.job.min:
                 grant = NOTHING
             if job_id in self._queue and grant.counts:
                 self._queue.remove(job_id)

@@ -45,8 +45,8 @@ class Snapshot:
         A job that waits for more than the cluster has must not hold up the others.
         """
         if len(self.capacity) == 1:
-            return job.min_devices <= self.devices
-        return job.min_devices <= sum(self.capacity[name] for name in self.types_for(job))
+            return job.min <= self.devices
+        return job.min <= sum(self.capacity[name] for name in self.types_for(job))
 
     def types_for(self, job: Job) -> list[str]:
         """Device types that it can use."""
@@ -60,7 +60,7 @@ class Snapshot:
         """
         usable = self.types_for(job)
         wanted = min(count, sum(self.capacity[name] for name in usable)) - have
-        if wanted <= 0 or have + wanted < job.min_devices or sum(free[name] for name in usable) < wanted:
+        if wanted <= 0 or have + wanted < job.min or sum(free[name] for name in usable) < wanted:
             return None
         taken: dict[str, int] = {}
         for name in usable:

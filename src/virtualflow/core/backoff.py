@@ -16,13 +16,13 @@ MAX_LOSSES = 6
 class BackOff:
     """Losses in a row: each of a young worker that had joined after the loss before."""
 
-    joined_at: dict[DeviceId, float]  # by device; -inf for those who were there from the start
+    joined_at: dict[DeviceId, float]  # by device; -inf for workers of the job's start
     losses: int = 0
     not_before: float = 0.0  # when the next replacement may start
     _last: float = field(default=-math.inf, init=False)
 
     def started(self, devices: Iterable[DeviceId]) -> None:
-        """Workers are being started: when those before them joined is no longer of interest."""
+        """Workers are being started: forget when their predecessors joined."""
         for device in devices:
             self.joined_at.pop(device, None)
 

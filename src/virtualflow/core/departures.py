@@ -38,12 +38,12 @@ class LossReports:
 
     def add(self, device: DeviceId, number: int, now: float) -> None:
         """A collective of generation *number* has failed on *device*."""
-        # If all know of that loss already, whoever has not reported it may simply be busy.
+        # If all workers know of that loss already, one that has not reported it may simply be busy.
         if number >= self.newest_loss:
             self._reported_at.setdefault(device, now)
 
     def are_overdue(self, now: float, seconds: float) -> bool:
-        """Whether the first report is so old that whoever has not followed is stuck."""
+        """Whether the first report is so old that a worker without one must be stuck."""
         return bool(self._reported_at) and now - min(self._reported_at.values()) > seconds
 
     def missing_from(self, devices: Sequence[DeviceId]) -> list[DeviceId]:

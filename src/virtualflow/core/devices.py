@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from virtualflow.errors import ConfigError
 
 CPU = "cpu"
+LONGEST_NAME = 60  # of a device, in characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,15 @@ def names_of(pools: Sequence[Pool]) -> tuple[str, ...]:
         for pool in pools
         for number in range(pool.count)
     )
+
+
+def check_names(devices: Sequence[str]) -> None:
+    """Raise ConfigError unless these can be devices: their names are printed, and become those of files."""
+    for name in devices:
+        if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+            raise ConfigError(f"{name[:LONGEST_NAME]!r} is no device's name. Expected a number, or TYPE:NUMBER.")
+    if len(set(devices)) < len(devices):
+        raise ConfigError(f"a device is named twice: {', '.join(devices)}")
 
 
 def type_of(device: str) -> str:

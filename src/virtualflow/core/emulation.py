@@ -16,8 +16,8 @@ class Emulated:
     """How slow a device is to be.
 
     *speed* is a part of this machine's core: 0.25 waits until a wave has taken four times the processor time it needed.
-    *points* are times of virtual nodes by size, whatever they need here; *communication* is what synchronising adds to
-    a step, by the number of devices. *slower* begins at a step of the job.
+    *points* are times of virtual nodes by size, on the emulated device; *communication* is what synchronising adds to a
+    step, by the number of devices. *slower* begins at a step of the job.
     """
 
     speed: float | None = None
@@ -36,7 +36,7 @@ class Emulated:
         return seconds * (self.slower if self.slower_from is not None and step >= self.slower_from else 1.0)
 
     def step_seconds(self, devices: int) -> float:
-        """How long a step must have taken beyond its waves, on so many devices."""
+        """How long a step must have taken beyond its waves, on this number of devices."""
         return self.update_seconds + Communication(self.communication).seconds(devices, 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -64,12 +64,12 @@ class Devices:
 
 def slowed(devices: Sequence[str], by_type: Mapping[str, Emulated], file: Mapping[str, Any]) -> dict[str, Emulated]:
     """Each device's emulation, with the slowdowns that the device file plans for single devices."""
-    found = {device: by_type[type_of(device)] for device in devices if type_of(device) in by_type}
+    emulated = {device: by_type[type_of(device)] for device in devices if type_of(device) in by_type}
     for entry in file.get("slower", []):
         device = str(entry.get("device"))
         if device not in devices:
             raise ConfigError(f"[[slower]] names device {device!r}; the job has {', '.join(devices)}")
-        known = found.get(device, Emulated(speed=1.0))
+        known = emulated.get(device, Emulated(speed=1.0))
         fields = known.to_json() | {"slower_from": int(entry["from_step"]), "slower": float(entry["factor"])}
-        found[device] = Emulated.from_json(fields)
-    return found
+        emulated[device] = Emulated.from_json(fields)
+    return emulated

@@ -11,12 +11,24 @@ POINTS = (
     "before the scalars",
     "after the scalars",
     "optimizer",
+    "squares",
+    "after the update",
+    "parameters",
+    "move state",
     "after the commit",
     "evaluate",
     "save",
     "send state",
     "receive state",
     "joining",
+)
+STAGE_POINTS = (  # of a job whose model is cut into stages, besides those of every step
+    "send activations",
+    "receive activations",
+    "send gradients",
+    "receive gradients",
+    "shadow",
+    "before the squares",
 )
 _hook: Callable[[str], None] | None = None
 

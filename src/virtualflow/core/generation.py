@@ -16,7 +16,7 @@ class Cause(StrEnum):
     REMAP = "remap"  # the same workers, with other virtual nodes
     LOSS = "loss"
     STOP = "stop"
-    COORDINATOR_LOST = "coordinator lost"  # made by a worker that goes on alone, and published by nobody
+    COORDINATOR_LOST = "coordinator lost"  # made by a worker that goes on alone; never published
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Generation:
         owners: tuple[DeviceId, ...] | None = None,
         joining: tuple[DeviceId, ...] = (),
     ) -> Generation:
-        """The generation of *devices* after this one; whoever stays sends the state, or else one who leaves."""
+        """The generation of *devices* after this one. A worker that stays sends the state, or else one that leaves."""
         leaving = tuple(device for device in self.devices if device not in devices)
         staying = [device for device in self.devices if device in devices]
         sender = (staying or self.devices)[0] if joining else None

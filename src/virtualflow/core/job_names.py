@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from virtualflow.errors import AmbiguousJobError
+from virtualflow.errors import AmbiguousJobError, ConfigError
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError for a name that no job can have. Without one, it is called like its script."""
+    if not re.fullmatch(r"\w[\w .@+-]{0,63}", name or "x") or ".." in name:
+        raise ConfigError(
+            f"the name {name!r} can't be used: up to 64 letters, digits, spaces and . _ - @ + are allowed"
+        )
 
 
 def job_called(text: str, names: Mapping[str, str]) -> str | None:
@@ -12,7 +21,7 @@ def job_called(text: str, names: Mapping[str, str]) -> str | None:
     if text in names:
         return text
     begins = [job_id for job_id in names if text and job_id.startswith(text)]
-    found = begins or [job_id for job_id, name in names.items() if name == text]
-    if len(found) > 1:
-        raise AmbiguousJobError(f"{text!r} may be any of {len(found)} jobs: {', '.join(found[-5:])}. Use an id.")
-    return found[0] if found else None
+    matches = begins or [job_id for job_id, name in names.items() if name == text]
+    if len(matches) > 1:
+        raise AmbiguousJobError(f"{text!r} may be any of {len(matches)} jobs: {', '.join(matches[-5:])}. Use an id.")
+    return matches[0] if matches else None

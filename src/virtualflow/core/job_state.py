@@ -16,7 +16,7 @@ class JobState(StrEnum):
     DONE = "DONE"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
-    UNKNOWN = "UNKNOWN"  # the state can't be read, so nobody acts on it
+    UNKNOWN = "UNKNOWN"  # the state can't be read, so nothing is done about it
 
     @property
     def is_ended(self) -> bool:

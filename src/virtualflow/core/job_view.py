@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -19,6 +20,16 @@ class Progress:
     loss: float | None = None
     examples_per_second: float | None = None
     eta_seconds: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # the last value of each, by name
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What the worker on a device uses, by its own last report."""
+
+    cpu_cores: float  # kept busy, over the last seconds
+    memory_bytes: int  # of main memory
+    accelerator_bytes: int | None = None  # in tensors on its accelerator, by torch's count; None without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +49,7 @@ class JobView:
     priority: float
     demand: int  # devices that it asks for
     want: int  # devices that it can use now
-    min: int
+    min: int  # devices: it waits rather than run on fewer
     cap: int | None
     virtual_nodes: int | None
     mapping: dict[str, list[int]]  # the virtual nodes of each device
@@ -50,6 +61,8 @@ class JobView:
     submitted: float
     started: float | None
     ended: float | None
+    metrics: dict[str, float] = field(default_factory=dict)  # the last value of each, by name
+    use: dict[str, DeviceUse] = field(default_factory=dict)  # of each device, while the job runs
 
     @property
     def part_done(self) -> float | None:
@@ -57,5 +70,24 @@ class JobView:
         return min(1.0, self.step / self.steps) if self.steps else None
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """What is shown of one job beside its view. A job without a manager has neither launches nor retries."""
+
+    arguments: Sequence[str]
+    folder: str  # that its script runs in
+    interpreter: str
+    events: Sequence[Any]  # the notable ones of its stream
+    workers: Sequence[Any] = ()
+    failure: str | None = None
+    launches: int = 0
+    retries: int = 0
+
+    def with_view(self, view: JobView) -> dict[str, Any]:
+        """All of it as JSON."""
+        details: dict[str, Any] = msgspec.to_builtins(self)
+        return view.to_json() | details

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from virtualflow.core.mapping import DeviceId
-from virtualflow.core.roster_actions import Action, KillWorker, StartWorker
+from virtualflow.core.roster_actions import KillWorker, RosterAction, StartWorker
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Joiners:
     def all(self) -> set[DeviceId]:
         return self.starting | self.waiting
 
-    def start(self, devices: Iterable[DeviceId]) -> list[Action]:
+    def start(self, devices: Iterable[DeviceId]) -> list[RosterAction]:
         """Have workers started for *devices*."""
         new = list(devices)
         self.starting |= set(new)
@@ -40,7 +40,7 @@ class Joiners:
         """These joiners are part of a published generation."""
         self.waiting -= set(devices)
 
-    def dismiss(self, devices: Iterable[DeviceId]) -> list[Action]:
+    def dismiss(self, devices: Iterable[DeviceId]) -> list[RosterAction]:
         """Have joiners killed that are of no use any more; their end is no loss."""
         unused = sorted(devices)
         self._dismissed |= set(unused)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.mapping import DeviceId, Mapping
 
 
@@ -27,10 +28,29 @@ class Group(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def reaches_devices(self) -> bool:
+        """Whether tensors go from accelerator to accelerator, and not by way of the hosts."""
+
     def sum(self, tensor: Any) -> Work: ...
     def max(self, tensor: Any) -> Work: ...
     def gather(self, tensor: Any, into: list[Any]) -> Work: ...
     def broadcast(self, tensor: Any, source: int) -> Work: ...
+    def send(self, tensor: Any, to: int, tag: int) -> Work:
+        """Give *tensor* to one other worker, which receives one of the same length under the same *tag*.
+
+        It has been given once the other has asked for it; messages under one tag arrive in order.
+        """
+
+    def receive(self, tensor: Any, source: int, tag: int) -> Work: ...
+    def exchange(self, outgoing: Any, to: Sequence[int], incoming: Any, of: Sequence[int]) -> Work:
+        """Send ``to[r]`` bytes of *outgoing* to rank r, one rank's after another's, and receive ``of[r]`` from it."""
+
+    def settle(self) -> None:
+        """Wait until no collective is under way on a device; raise PeerLostError if one has ended without its peers.
+
+        Those on the host have ended when they were waited for.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +59,10 @@ class JobContext:
 
     id: str
     folder: Path
-    audit: bool = False
-    threads_per_device: int = 1
-    device_type: str = "cpu"
-    checkpoint_every: int = 0  # steps; 0 for never
+    description: JobDescription = JobDescription("")  # noqa: RUF009, frozen
+    device_type: str = "cpu"  # torch's word for what this worker's device is
     resume_from: Path | None = None
-    node_sizes: tuple[int, ...] | None = None  # a plan's, instead of the script's
     mixed: bool = False  # of really different device types, whose kernels round differently
-    any_batch: bool = False  # node_sizes count, whatever batch size the script has
     instruments: Any = None  # around the engine of every Trainer, as train.instruments has them; None for none
     program_facts: Callable[[], dict[str, Any]] | None = None  # of the code that it runs, for the certificate
 
@@ -90,8 +106,8 @@ class Membership(Protocol):
     def new_trainer(self, number: int, node_sizes: Sequence[int], parameters: int) -> None:
         """This process has made its Trainer of that *number*: 1 for the first."""
 
-    def tell_pace(self, step: int, seconds: float, overran: int) -> None:
-        """This worker's virtual nodes took so long in a step; so many took longer than the device that they emulate."""
+    def report_pace(self, step: int, seconds: float, overran: int) -> None:
+        """Report how long this worker's virtual nodes took in a step, and how many *overran* their emulated time."""
 
     def begin_training(self) -> bool:
         """A Trainer is about to make its first step; return whether it is the script's first to do so.
@@ -110,6 +126,10 @@ class Membership(Protocol):
     def change_is_due(self) -> bool:
         """Whether the next step boundary is the one at which all change to a new generation."""
 
+    @property
+    def coming(self) -> tuple[DeviceId, ...]:
+        """The devices of the generation that is due; if none is, those of the current one."""
+
     def change(self, send_state: Handover) -> None:
         """Change to the new generation; does not return on a worker that leaves."""
 
@@ -117,7 +137,7 @@ class Membership(Protocol):
         """Ask for one worker to be replaced by a new one, as the audit does once."""
 
     def shrink(self, count: int) -> None:
-        """Ask for the first *count* devices alone to go on: the others leave, and nobody may join any more."""
+        """Ask to go on with the first *count* devices: the others leave, and joining is closed."""
 
     @property
     def must_stop(self) -> bool:
@@ -146,7 +166,7 @@ class Membership(Protocol):
     def join(self, receive_state: Handover) -> None:
         """Wait for the generation that includes this worker; return with the job's state.
 
-        Raises PeerLostError if somebody is lost after the state has come: this worker then recovers like the others.
+        Raises PeerLostError if a worker is lost after the state has come: this worker then recovers like the others.
         """
 
     def record(self, result: Any) -> None:

@@ -1,4 +1,4 @@
-"""The change of membership in flight: a generation that was published, and that not all have formed yet."""
+"""The change of membership in flight: a published generation that not all of its workers have formed yet."""
 
 from __future__ import annotations
 

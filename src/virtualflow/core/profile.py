@@ -115,7 +115,7 @@ class Communication:
                 raise ProfileError(f"communication between {count} can't take {seconds} seconds")
 
     def seconds(self, devices: int, machines: int) -> float:
-        """With at most so many *devices* on each of so many *machines*."""
+        """With at most *devices* on each of the *machines*."""
         return _on_line(self.by_devices, devices) + _on_line(self.by_machines, machines)
 
 
@@ -134,13 +134,13 @@ class Workload:
                 f"there is no profile of {self.name} on device type {device_type}; known types: {known}. Make one with "
                 f"`vf profile SCRIPT --device-type {device_type}` on a machine that has such a device."
             )
-        found = self.profiles[device_type]
-        if found.void:
+        profile = self.profiles[device_type]
+        if profile.void:
             raise ProfileError(
-                f"the profile of {self.name} on device type {device_type} is void: {found.void}. Make it again with "
+                f"the profile of {self.name} on device type {device_type} is void: {profile.void}. Make it again with "
                 f"`vf profile SCRIPT --device-type {device_type}`."
             )
-        return found
+        return profile
 
 
 def _on_line(points: Sequence[tuple[int, float]], count: int) -> float:
@@ -183,7 +183,7 @@ def from_json(contents: Any, where: str) -> Workload:
         profiles = {}
         for entry in contents["profiles"]:
             points = tuple(Point(**point) for point in entry["points"])
-            profiles[entry["device_type"]] = Profile(**{**_told_by_facts(entry), **entry, "points": points})
+            profiles[entry["device_type"]] = Profile(**{**_fields_of_facts(entry), **entry, "points": points})
         costs = contents["communication"]
         communication = Communication(
             *(
@@ -198,14 +198,14 @@ def from_json(contents: Any, where: str) -> Workload:
         ) from error
 
 
-def _told_by_facts(entry: Mapping[str, Any]) -> dict[str, str]:
+def _fields_of_facts(entry: Mapping[str, Any]) -> dict[str, str]:
     """Why a profile ended, and whether it is void, where only its facts say so."""
-    facts, told = entry.get("facts", {}), {}
+    facts, fields = entry.get("facts", {}), {}
     if not facts.get("memory_was_full", True):
-        told["ended_by"] = TIME
+        fields["ended_by"] = TIME
     if overran := facts.get("overran_waves"):
-        told["void"] = f"{overran} waves took longer than on the device that they emulate"
-    return told
+        fields["void"] = f"{overran} waves took longer than on the device that they emulate"
+    return fields
 
 
 def merged(workloads: Sequence[Workload]) -> Workload:

@@ -1,4 +1,4 @@
-"""Who belongs to a job, and who should: one door, no I/O. An event in, a list of actions out.
+"""Who belongs to a job, and who should: one method, no I/O. An event in, a list of actions out.
 
 The coordinator feeds it what happens to workers and carries out what it decides. Time comes in as an argument.
 """
@@ -12,13 +12,21 @@ from typing import assert_never
 
 from virtualflow.core import roster_events as on
 from virtualflow.core.backoff import BackOff
-from virtualflow.core.balance import Speeds, balanced
+from virtualflow.core.balance import Speeds
 from virtualflow.core.departures import LeaveNotices, LossReports
 from virtualflow.core.generation import Cause, Generation
+from virtualflow.core.job_mapping import JobMapping
 from virtualflow.core.joiners import Joiners
-from virtualflow.core.mapping import DeviceId, Mapping, first_mapping, rebalance
+from virtualflow.core.mapping import DeviceId, Mapping
 from virtualflow.core.pending_change import PendingChange
-from virtualflow.core.roster_actions import AbandonJob, Action, FinishJob, KillWorker, PublishGeneration, ReleaseWorker
+from virtualflow.core.roster_actions import (
+    AbandonJob,
+    FinishJob,
+    KillWorker,
+    PublishGeneration,
+    ReleaseWorker,
+    RosterAction,
+)
 from virtualflow.errors import MappingError
 
 
@@ -35,9 +43,6 @@ class Roster:
         patience_seconds: float = 30.0,
     ) -> None:
         """*owners* is a mapping given by hand; *speeds* are those of devices that are not all alike."""
-        self._first_devices = devices
-        self._owners = owners
-        self.speeds = speeds
         self._replace_lost = replace_lost
         self._patience_seconds = patience_seconds
 
@@ -45,9 +50,7 @@ class Roster:
         self._last_number = 0  # of all generations published so far
         self._change: PendingChange | None = None
         self._target = devices
-        self._node_sizes: tuple[int, ...] = ()
-        self._mapping: Mapping | None = None
-        self._owes_mapping = False  # the workers wait for one by speed
+        self._mapping = JobMapping(devices, owners, speeds)
         self._guests: set[DeviceId] = set()  # devices whose workers other launchers have started
 
         self._joiners = Joiners()
@@ -68,7 +71,7 @@ class Roster:
 
     @property
     def pending(self) -> Generation | None:
-        """The generation that is published, and that not all have formed yet."""
+        """The generation that is published, and that not all of its workers have formed yet."""
         return self._change.generation if self._change is not None else None
 
     @property
@@ -78,12 +81,17 @@ class Roster:
 
     @property
     def mapping(self) -> Mapping | None:
-        """Who runs which virtual nodes; None until their number is known."""
-        return self._mapping
+        """Which device runs which virtual nodes; None until their number is known."""
+        return self._mapping.current
 
     @property
     def node_sizes(self) -> tuple[int, ...]:
-        return self._node_sizes
+        return self._mapping.node_sizes
+
+    @property
+    def speeds(self) -> Speeds | None:
+        """The speeds of its devices, if they are not all alike."""
+        return self._mapping.speeds
 
     @property
     def guests(self) -> frozenset[DeviceId]:
@@ -102,7 +110,7 @@ class Roster:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody can join any more."""
+        """Whether joining is closed."""
         return self._closed
 
     @property
@@ -119,14 +127,14 @@ class Roster:
 
     @property
     def failures(self) -> int:
-        """How many workers were lost without a preemption notice."""
+        """The number of workers that were lost without a preemption notice."""
         return self._failures
 
     def group(self, name: str) -> tuple[DeviceId, ...]:
-        """Who forms the group of that name now; nobody if it is one of another generation."""
+        """The members of the group of that name; none if it belongs to another generation."""
         return (self.pending or self._generation).group(name)
 
-    def handle(self, event: on.RosterEvent, now: float) -> list[Action]:
+    def handle(self, event: on.RosterEvent, now: float) -> list[RosterAction]:
         """Apply *event*; return what must be done. Raises MappingError, and changes nothing, if that can't work."""
         match event:
             case on.SizesKnown(node_sizes):
@@ -173,24 +181,21 @@ class Roster:
             case _:
                 assert_never(event)
 
-    def _sizes_known(self, node_sizes: tuple[int, ...]) -> list[Action]:
-        if self._mapping is not None:
+    def _sizes_known(self, node_sizes: tuple[int, ...]) -> list[RosterAction]:
+        if self.mapping is not None:
             return []
-        count = len(node_sizes)
-        self._mapping = first_mapping(self._owners, count, self._first_devices, self._generation.devices)
-        self._node_sizes = node_sizes
-        self._target = self._target[:count]  # more may have been asked for before the number was known
-        self._owes_mapping = self.speeds is not None and self._owners is None
+        self._mapping.begin(node_sizes, self._generation.devices)
+        self._target = self._target[: len(node_sizes)]  # more may have been asked for before the number was known
         return self._first_mapping() if self._change is None else []
 
-    def _first_mapping(self) -> list[Action]:
+    def _first_mapping(self) -> list[RosterAction]:
         """By speed: the workers wait for it before their first step."""
-        if not self._owes_mapping:
+        if not self._mapping.is_awaited:
             return []
-        self._owes_mapping = False
-        return self._remap(self._mapped(self._generation.devices))
+        self._mapping.is_awaited = False
+        return self._remap(self._mapping.on(self._generation.devices))
 
-    def _remap(self, mapping: Mapping) -> list[Action]:
+    def _remap(self, mapping: Mapping) -> list[RosterAction]:
         fits = set(mapping.devices) == set(self._generation.devices)
         if self._change is not None or self._ended or self._stopping or not fits:
             return []
@@ -198,32 +203,18 @@ class Roster:
         self._change = PendingChange(new)
         return [PublishGeneration(new)]
 
-    def _mapped(self, devices: tuple[DeviceId, ...]) -> Mapping:
-        assert self._mapping is not None
-        if self.speeds is None:
-            return rebalance(self._mapping, devices)
-        return balanced(self._mapping, devices, self._node_sizes, self.speeds)
-
-    def _resize(self, devices: tuple[DeviceId, ...], now: float) -> list[Action]:
+    def _resize(self, devices: tuple[DeviceId, ...], now: float) -> list[RosterAction]:
         if not devices:
             raise MappingError("a job needs at least one device")
-        if self._mapping is not None and len(devices) > self._mapping.virtual_nodes:
-            raise MappingError(
-                f"the job has {self._mapping.virtual_nodes} virtual nodes, so it can use at most that many devices, "
-                f"not {len(devices)}"
-            )
+        self._mapping.check(devices)
         if self._closed and not set(devices) <= set(self._generation.devices):
             raise MappingError(CLOSED)
         self._target = devices
         self._back_off.forgive()
         return self._towards_target(now)
 
-    def _offered(self, device: DeviceId) -> list[Action]:
-        if self._mapping is not None and len(self._target) >= self._mapping.virtual_nodes:
-            raise MappingError(
-                f"the job has {self._mapping.virtual_nodes} virtual nodes and {len(self._target)} devices: there is "
-                "nothing left for another one to do"
-            )
+    def _offered(self, device: DeviceId) -> list[RosterAction]:
+        self._mapping.check_one_more(self._target)
         if self._closed:
             raise MappingError(CLOSED)
         self._target = (*self._target, device)
@@ -231,7 +222,7 @@ class Roster:
         self._joiners.starting.add(device)
         return []
 
-    def _close(self) -> list[Action]:
+    def _close(self) -> list[RosterAction]:
         self._closed = True
         self._target = tuple(d for d in self._target if d in self._generation.devices) or self._generation.devices
         late = self.pending.joining if self.pending is not None else ()
@@ -241,11 +232,11 @@ class Roster:
         """Whether a device's worker is in a group, or about to be."""
         return device in self._generation.devices or (self.pending is not None and device in self.pending.devices)
 
-    def _withdraw(self, device: DeviceId) -> list[Action]:
+    def _withdraw(self, device: DeviceId) -> list[RosterAction]:
         self._target = tuple(d for d in self._target if d != device) or self._generation.devices
         return []
 
-    def _formed(self, device: DeviceId, number: int, now: float) -> list[Action]:
+    def _formed(self, device: DeviceId, number: int, now: float) -> list[RosterAction]:
         change = self._change
         if change is None or change.generation.number != number:
             return []
@@ -260,11 +251,11 @@ class Roster:
             self._resizes += 1
             self._back_off.joined(new.joining, now)
         if new.owners is not None:
-            self._mapping = Mapping(new.owners)
-        released: list[Action] = [ReleaseWorker(d) for d in before.devices if d not in new.devices]
+            self._mapping.current = Mapping(new.owners)
+        released: list[RosterAction] = [ReleaseWorker(d) for d in before.devices if d not in new.devices]
         return released + self._first_mapping() + self._towards_target(now)
 
-    def _leave(self, device: DeviceId, now: float) -> list[Action]:
+    def _leave(self, device: DeviceId, now: float) -> list[RosterAction]:
         others = tuple(d for d in self._target if d != device)
         if not others:
             return self._stop(now)  # no other worker could hold the state
@@ -272,16 +263,16 @@ class Roster:
         self._notices.add(device, now)
         return self._towards_target(now)
 
-    def _stop(self, now: float) -> list[Action]:
+    def _stop(self, now: float) -> list[RosterAction]:
         """A change that is under way comes first."""
         self._stopping = True
         self._target = self._generation.devices
         return self._towards_target(now)
 
-    def _tick(self, now: float) -> list[Action]:
-        actions: list[Action] = []
+    def _tick(self, now: float) -> list[RosterAction]:
+        actions: list[RosterAction] = []
         if self._reports.are_overdue(now, max(2.0, self._patience_seconds / 10)):
-            # Whoever has not noticed that the group is broken is stopped, or stuck in the user's code.
+            # A worker that has not noticed the broken group is stopped, or stuck in the user's code.
             current = [d for d in (self.pending or self._generation).devices if d not in self._ended]
             silent = self._reports.missing_from(current)
             actions += [KillWorker(device) for device in silent]
@@ -295,12 +286,12 @@ class Roster:
         return actions
 
     def _nobody_takes_over(self, now: float) -> bool:
-        """Whether all got a notice, and those who are to come in their place are late."""
+        """Whether all workers got a notice, and their replacements are late."""
         waits = self._change is None and not self._joiners.waiting and not self._stopping
         late = now - self._notices.newest_at > self._patience_seconds
         return waits and late and self._notices.include_all(self._generation.devices)
 
-    def _script_ended(self, device: DeviceId) -> list[Action]:
+    def _script_ended(self, device: DeviceId) -> list[RosterAction]:
         self._ended.add(device)
         if not self._ended >= set(self._generation.devices):
             return []
@@ -310,7 +301,7 @@ class Roster:
         joining = set(self.pending.joining) if self.pending is not None else set()
         return [*self._joiners.dismiss(self._joiners.all | joining), FinishJob()]
 
-    def _gone(self, device: DeviceId, now: float) -> list[Action]:
+    def _gone(self, device: DeviceId, now: float) -> list[RosterAction]:
         was_waiting = device in self._joiners.waiting
         if self._joiners.remove(device):
             return []
@@ -327,8 +318,8 @@ class Roster:
             return [AbandonJob(HOPELESS.format(self._back_off.losses))]
         return self._publish_loss((device,)) if takes_part else []
 
-    def _publish_loss(self, lost: Sequence[DeviceId]) -> list[Action]:
-        """Go on without *lost*, with all who hold the state."""
+    def _publish_loss(self, lost: Sequence[DeviceId]) -> list[RosterAction]:
+        """Go on without *lost*, with all workers that hold the state."""
         with_state = self._change.joiners_with_state if self._change is not None else ()
         without = self._change.joiners_without_state if self._change is not None else ()
         survivors = tuple(d for d in (*self._generation.devices, *with_state) if d not in lost)
@@ -344,15 +335,15 @@ class Roster:
         return [*actions, *(ReleaseWorker(device) for device in surplus), PublishGeneration(generation)]
 
     def _surplus(self, survivors: Sequence[DeviceId]) -> list[DeviceId]:
-        """Those who were to leave, as far as there are more *survivors* than virtual nodes with those who join."""
-        if self._mapping is None or self.pending is None:
+        """Workers that were to leave, as far as *survivors*, joiners included, outnumber the virtual nodes."""
+        if self.mapping is None or self.pending is None:
             return []
         leaving = [d for d in survivors if d not in self.pending.devices]
-        return leaving[: max(0, len(survivors) - self._mapping.virtual_nodes)]
+        return leaving[: max(0, len(survivors) - self.mapping.virtual_nodes)]
 
-    def _towards_target(self, now: float) -> list[Action]:
+    def _towards_target(self, now: float) -> list[RosterAction]:
         """What brings the membership nearer to what is wanted. Nothing while a change is under way."""
-        if self._change is not None or self._ended or self._mapping is None:
+        if self._change is not None or self._ended or self.mapping is None:
             return []
         present, wanted, joiners = self._generation.devices, self._target, self._joiners
         if self._stopping:
@@ -374,21 +365,21 @@ class Roster:
             actions.append(PublishGeneration(self._next(Cause.RESIZE, (*stay, *joining), joining)))
         return actions
 
-    def _start(self, devices: Sequence[DeviceId]) -> list[Action]:
+    def _start(self, devices: Sequence[DeviceId]) -> list[RosterAction]:
         self._notices.remove(devices)
         self._back_off.started(devices)
         return self._joiners.start(devices)
 
-    def _publish_stop(self) -> list[Action]:
+    def _publish_stop(self) -> list[RosterAction]:
         if self._stop_published_for == self._generation.number:
             return []
         self._stop_published_for = self._generation.number  # again after a loss: that generation is another one
         return [PublishGeneration(Generation(self._next_number(), Cause.STOP, self._generation.devices))]
 
     def _next(self, cause: Cause, devices: tuple[DeviceId, ...], joining: tuple[DeviceId, ...] = ()) -> Generation:
-        # The lead writes the job's files, so it should be at home as long as anybody is.
+        # The lead writes the job's files, so it should be a worker of this machine as long as there is one.
         ranked = tuple(sorted(devices, key=lambda device: device in self._guests))
-        owners = self._mapped(ranked).devices if self._mapping is not None else None
+        owners = self._mapping.on(ranked).devices if self.mapping is not None else None
         new = self._generation.successor(self._next_number(), cause, ranked, owners, joining)
         self._change = PendingChange(new)
         self._joiners.admit(joining)

@@ -48,4 +48,4 @@ class AbandonJob:
     reason: str
 
 
-Action = StartWorker | KillWorker | PublishGeneration | ReleaseWorker | FinishJob | AbandonJob
+RosterAction = StartWorker | KillWorker | PublishGeneration | ReleaseWorker | FinishJob | AbandonJob

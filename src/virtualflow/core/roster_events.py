@@ -23,7 +23,7 @@ class ResizeWanted:
 
 @dataclass(frozen=True, slots=True)
 class ShrinkWanted:
-    """The job itself wants to go on with its first *count* devices, and with nobody new."""
+    """The job itself wants to go on with its first *count* devices, and without new ones."""
 
     count: int
 
@@ -42,7 +42,7 @@ class StopWanted:
 
 @dataclass(frozen=True, slots=True)
 class JoiningClosed:
-    """The job has left its first loop: whoever joined from now on would run the script into that one."""
+    """The job has left its first loop: a worker that joined from now on would run the script into that loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class WorkerOffered:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWithdrawn:
-    """A device can't be used again: only whoever started its worker could."""
+    """A device can't be used again: the launcher that started its worker would have to."""
 
     device: DeviceId
 
@@ -120,7 +120,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing but time has passed: whoever is late is late now."""
+    """Only time has passed: deadlines may be over."""
 
 
 RosterEvent = (

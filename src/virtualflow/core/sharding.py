@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import NoReturn
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from virtualflow.core.permutation import permuted
 from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError
 
@@ -74,6 +75,17 @@ _NO_DATA = (
 )
 
 
+class EpochPlan(Protocol):
+    """What an epoch works on, step by step: a pure function, the same on every worker."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    def batch(self, step: int) -> GlobalBatch:
+        """The global batch of *step*."""
+
+
 class Epoch:
     """One pass over a dataset, cut into global batches and these into shards."""
 
@@ -91,8 +103,89 @@ class Epoch:
             raise IndexError(f"epoch {self.number} has steps 0 to {self.steps - 1}, not {step}")
         batch_size = self._bounds[-1]
         examples = self._order[step * batch_size : (step + 1) * batch_size]
-        shards = (examples[start:end] for start, end in zip(self._bounds, self._bounds[1:], strict=False))
-        return GlobalBatch(self.number, step, tuple(shards), self._order_id)
+        return GlobalBatch(self.number, step, cut(examples, self._bounds), self._order_id)
+
+
+class GivenBatches:
+    """One pass over a dataset, in global batches that a batch sampler has chosen."""
+
+    def __init__(self, number: int, batches: Sequence[Indices], sizes: Sequence[int]) -> None:
+        self.number = number
+        self.steps = len(batches)
+        self._batches = batches
+        self._bounds = (0, *accumulate(sizes))
+        self._order_id = zlib.crc32(b"".join(batch.tobytes() for batch in batches))
+
+    def batch(self, step: int) -> GlobalBatch:
+        """The global batch of *step*. A short one fills virtual nodes in order, to their size."""
+        return GlobalBatch(self.number, step, cut(self._batches[step], self._bounds), self._order_id)
+
+
+class Steps:
+    """A number of steps over a dataset, pass after pass: each pass has every example once, in an order of its own.
+
+    The order is computed when it is asked for, and never in memory.
+    """
+
+    number = 0
+
+    def __init__(self, steps: int, length: int, sizes: Sequence[int], seed: int) -> None:
+        self.steps = steps
+        self._length = length
+        self._bounds = (0, *accumulate(sizes))
+        self._seed = seed
+
+    def batch(self, step: int) -> GlobalBatch:
+        """The global batch of *step*; its epoch is the pass in which it begins."""
+        size = self._bounds[-1]
+        positions = np.arange(step * size, (step + 1) * size, dtype=np.int64)
+        passes = positions // self._length
+        examples = np.empty_like(positions)
+        for number in np.unique(passes).tolist():
+            here = passes == number
+            examples[here] = permuted(positions[here] % self._length, self._length, derive(self._seed, "pass", number))
+        return GlobalBatch(int(passes[0]), step, cut(examples, self._bounds), self._length)
+
+
+class Draws:
+    """A number of steps for which a function draws the examples: a step is its number, and nothing else."""
+
+    number = 0
+
+    def __init__(self, steps: int, sizes: Sequence[int]) -> None:
+        self.steps = steps
+        self._bounds = (0, *accumulate(sizes))
+
+    def batch(self, step: int) -> GlobalBatch:
+        """The global batch of *step*."""
+        first = step * self._bounds[-1]
+        return GlobalBatch(0, step, cut(np.arange(first, first + self._bounds[-1], dtype=np.int64), self._bounds))
+
+
+class PassAfterPass:
+    """A number of steps, over and over through the epochs that *plan* gives."""
+
+    number = 0
+
+    def __init__(self, steps: int, plan: Callable[[int], EpochPlan]) -> None:
+        self.steps = steps
+        self._plan = plan
+        self._epoch = plan(0)
+        self._first = 0  # step of that epoch
+
+    def batch(self, step: int) -> GlobalBatch:
+        """The global batch of *step*."""
+        if step < self._first:
+            self._epoch, self._first = self._plan(0), 0
+        while step >= self._first + self._epoch.steps:
+            self._first += self._epoch.steps
+            self._epoch = self._plan(self._epoch.number + 1)
+        return replace(self._epoch.batch(step - self._first), step=step)
+
+
+def cut(examples: Indices, bounds: Sequence[int]) -> tuple[Indices, ...]:
+    """*examples* as shards: from each of *bounds* to the next; a short batch leaves the last ones empty."""
+    return tuple(examples[start:end] for start, end in pairwise(bounds))
 
 
 def shuffled(seed: int, epoch: int, length: int) -> Indices:
@@ -111,7 +204,7 @@ def sampled(sampler: Sampler, epoch: int, length: int) -> Indices:
         raise ConfigError(f"sampler({epoch}) gives no index at all, so epoch {epoch} has nothing to train on.")
     if order.ndim != 1 or order.dtype.kind not in "iu":
         raise ConfigError(
-            f"sampler({epoch}) gives {_kind_of(order)}, expected one whole number for each example, in the order in "
+            f"sampler({epoch}) gives {_described(order)}, expected one whole number for each example, in the order in "
             "which they are trained on. Batches are cut by the Trainer (batch_size=)."
         )
     if order.min() < 0 or order.max() >= length:
@@ -122,7 +215,7 @@ def sampled(sampler: Sampler, epoch: int, length: int) -> Indices:
     return order.astype(np.int64)
 
 
-def _kind_of(order: npt.NDArray[np.generic]) -> str:
+def _described(order: npt.NDArray[np.generic]) -> str:
     if order.ndim != 1:
         return "lists of indices (a batch sampler?)"
     return "a mask of booleans" if order.dtype.kind == "b" else f"values of type {order.dtype}"

@@ -26,7 +26,7 @@ def standalone(data: Mapping[str, Any]) -> str:
     page = page.replace("<title>", f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<title>')
     page = re.sub(
         r'<link rel="stylesheet" href="static/([^"]+)">',
-        lambda found: f"<style>\n{_read(found.group(1))}</style>",
+        lambda link: f"<style>\n{_read(link.group(1))}</style>",
         page,
     )
     # "<" can begin no tag inside JSON when it is written as an escape.

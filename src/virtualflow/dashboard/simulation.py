@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from virtualflow import __version__
 from virtualflow.cluster.job import LINEAR
+from virtualflow.core.cluster_view import AllocationView, ClusterView, DeviceView, history_of, state_of
 from virtualflow.core.devices import Pool, names_of, type_of
 from virtualflow.core.job_state import JobState
 from virtualflow.core.job_view import JobView
@@ -23,28 +24,22 @@ def of(comparison: Comparison, pools: Sequence[Pool], title: str) -> dict[str, A
     """What ``page.standalone`` embeds."""
     devices = list(_devices(pools))
     return {
-        "policies": {name: _policy(name, found, devices, title) for name, found in comparison.policies.items()},
+        "policies": {name: _policy(name, outcome, devices, title) for name, outcome in comparison.policies.items()},
     }
 
 
-def _policy(name: str, outcome: PolicyResult, devices: list[dict[str, Any]], title: str) -> dict[str, Any]:
+def _policy(name: str, outcome: PolicyResult, devices: list[DeviceView], title: str) -> dict[str, Any]:
     accounts = outcome.run.accounts
     jobs = sorted(outcome.run.jobs, key=lambda job: (job.job.arrival_seconds, job.job.id))[:MAX_JOBS]
     named = sum(len(segment.devices) for job in jobs for segment in job.segments) <= MAX_NAMES
-    cluster = {
-        "name": title, "policy": name, "backend": "simulation", "started": accounts.start_seconds,
-        "now": accounts.end_seconds, "version": __version__,
-    }  # fmt: skip
+    cluster = ClusterView(title, name, "simulation", accounts.start_seconds, accounts.end_seconds, __version__)
     left_out = len(outcome.run.jobs) - len(jobs)
     return {
-        "state": {
-            "mode": "report",
-            "cluster": cluster,
-            "jobs": [_job(job).to_json() for job in jobs],
-            "devices": devices,
+        "state": state_of("report", cluster, map(_job, jobs), devices),
+        "history": history_of(_allocation(job, segment, named) for job in jobs for segment in job.segments),
+        "summary": {
+            name: interval.mean if isfinite(interval.mean) else None for name, interval in outcome.intervals.items()
         },
-        "history": {"segments": [_segment(job, each, named) for job in jobs for each in job.segments]},
-        "summary": {name: each.mean if isfinite(each.mean) else None for name, each in outcome.intervals.items()},
         "half_widths": outcome.half_widths,  # of 95% intervals over seeds
         "note": f"The first {MAX_JOBS:,} jobs are shown; {left_out:,} more are left out." if left_out else "",
     }
@@ -71,7 +66,7 @@ def _job(result: JobResult) -> JobView:
         priority=job.priority,
         demand=job.demand,
         want=job.demand,
-        min=1,
+        min=job.min,
         cap=None,
         virtual_nodes=job.virtual_nodes,
         mapping={},
@@ -86,20 +81,14 @@ def _job(result: JobResult) -> JobView:
     )
 
 
-def _segment(result: JobResult, segment: Segment, named: bool) -> dict[str, Any]:
-    return {
-        "job": result.job.id,
-        "name": _name(result),
-        "devices": list(segment.devices) if named else [],
-        "types": dict(Counter(type_of(device) for device in segment.devices)),
-        "begin": segment.start_seconds,
-        "end": segment.end_seconds,
-    }
+def _allocation(result: JobResult, segment: Segment, named: bool) -> AllocationView:
+    view = AllocationView.of(result.job.id, _name(result), segment.devices, segment.start_seconds, segment.end_seconds)
+    return view if named else replace(view, devices=[])
 
 
-def _devices(pools: Sequence[Pool]) -> Iterator[dict[str, Any]]:
+def _devices(pools: Sequence[Pool]) -> Iterator[DeviceView]:
     machines = (
         number for number, count in enumerate(count for pool in pools for count in pool.machines) for _ in range(count)
     )
     for name, machine in zip(names_of(pools), machines, strict=True):
-        yield {"name": name, "type": type_of(name), "machine": machine, "job": None, "lost": False}
+        yield DeviceView(name, type_of(name), machine)

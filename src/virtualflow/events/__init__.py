@@ -2,8 +2,9 @@
 
 ``vf verify``, the progress bar, the dashboard and everything else that shows a job read this stream and nothing else.
 ``event_types`` has the events, ``event_log`` the one writer, ``event_reader`` the one reader: it skips a damaged line,
-counts it and reports it once. ``lines`` has what both know of files of lines. What a job's workers print is not here,
-but in ``job.output``.
+counts it and reports it once. ``lines`` has what both know of files of lines, and ``certificate`` compares two
+streams; ``step_total`` predicts the number of steps. What a job's workers print is not here, but in ``job.output``.
+Start with ``event_types``.
 """
 
 from virtualflow.events.event_log import EventLog, stream_of, streams_in
@@ -19,23 +20,23 @@ from virtualflow.events.event_types import (
     EpochEnded,
     EpochStarted,
     Evaluated,
-    Event,
     Loaded,
     Regrouped,
     ReplicasAligned,
     RunStarted,
     Saved,
     StepDone,
+    StreamEvent,
     decode,
     encode,
 )
+from virtualflow.events.step_total import StepTotal
 
 __all__ = [
     "STREAM",
     "EpochEnded",
     "EpochStarted",
     "Evaluated",
-    "Event",
     "EventLog",
     "EventReader",
     "Loaded",
@@ -44,6 +45,8 @@ __all__ = [
     "RunStarted",
     "Saved",
     "StepDone",
+    "StepTotal",
+    "StreamEvent",
     "decode",
     "encode",
     "last_step",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from virtualflow.events.event_reader import STREAM, last_step
-from virtualflow.events.event_types import Event, StepDone, encode
+from virtualflow.events.event_types import StepDone, StreamEvent, encode
 from virtualflow.events.lines import LineWriter
 
 KEPT_STEPS = 256
+Follower = Callable[[float, StreamEvent], None]  # called by the lead with what it has recorded, and when
 
 
 def stream_of(folder: Path, trainer: int) -> Path:
@@ -28,13 +29,14 @@ def streams_in(folder: Path) -> list[Path]:
 class EventLog:
     """Appends to a job's stream on the lead worker; a new lead goes on where the last one stopped."""
 
-    def __init__(self, path: Path, is_lead: Callable[[], bool]) -> None:
+    def __init__(self, path: Path, is_lead: Callable[[], bool], followers: Sequence[Follower] = ()) -> None:
         self.path = path
+        self._followers = followers
         self._is_lead = is_lead
         self._writer: LineWriter | None = None
         self._unwritten: deque[StepDone] = deque(maxlen=KEPT_STEPS)  # the last steps of a worker that is not the lead
 
-    def write(self, event: Event) -> None:
+    def write(self, event: StreamEvent) -> None:
         """Record *event*, if this worker is the lead."""
         if not self._is_lead():
             if isinstance(event, StepDone):
@@ -60,6 +62,9 @@ class EventLog:
         self._unwritten.clear()
         return last
 
-    def _append(self, event: Event) -> None:
+    def _append(self, event: StreamEvent) -> None:
         assert self._writer is not None
-        self._writer.append(encode(event, time.time()) + b"\n")
+        now = time.time()
+        self._writer.append(encode(event, now) + b"\n")
+        for follow in self._followers:
+            follow(now, event)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from virtualflow.errors import EventStreamError
-from virtualflow.events.event_types import Event, Loaded, RunStarted, StepDone, decode
+from virtualflow.events.event_types import Loaded, RunStarted, StepDone, StreamEvent, decode
 from virtualflow.events.lines import LineReader, newest_first
 
 STREAM = "events.jsonl"
@@ -28,7 +28,7 @@ class EventReader:
         self._lines = LineReader(path)
         self.damaged = 0
 
-    def read(self) -> Iterator[tuple[float, Event]]:
+    def read(self) -> Iterator[tuple[float, StreamEvent]]:
         """The events since the last time, each with the time at which it was written; none without a stream."""
         lines = self._lines.read()
         while True:
@@ -39,7 +39,7 @@ class EventReader:
             if (timed := self._decoded(line)) is not None:
                 yield timed
 
-    def _decoded(self, line: bytes) -> tuple[float, Event] | None:
+    def _decoded(self, line: bytes) -> tuple[float, StreamEvent] | None:
         timed = decode(line)
         if timed is None and line.strip():
             self.damaged += 1
@@ -47,19 +47,19 @@ class EventReader:
         return timed
 
 
-def read_events(path: Path) -> Iterator[Event]:
+def read_events(path: Path) -> Iterator[StreamEvent]:
     """The events of a stream, in order."""
     return (event for _, event in read_timed_events(path))
 
 
-def read_timed_events(path: Path) -> Iterator[tuple[float, Event]]:
+def read_timed_events(path: Path) -> Iterator[tuple[float, StreamEvent]]:
     """The events of a stream, each with the time at which it was written."""
     with _readable(path):
         path.open("rb").close()
     return EventReader(path).read()
 
 
-def read_newest_first(path: Path) -> Iterator[tuple[float, Event]]:
+def read_newest_first(path: Path) -> Iterator[tuple[float, StreamEvent]]:
     """The events of a stream from its end on, each with its time: the last few cost the same at any length."""
     with _readable(path):
         for line in newest_first(path):

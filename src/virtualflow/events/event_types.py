@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -43,6 +43,9 @@ class StepDone:
     seconds: float
     attempts: int
     accumulator: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # of the global batch, by name
+    phase: str = ""  # of a Trainer that has several
+    batch: int = 0  # of its epoch, from 0 on: several phases may be steps of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class EpochEnded:
 class Evaluated:
     step: int
     value: float
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,9 @@ class ReplicasAligned:
     ranks: list[str]
 
 
-Event = RunStarted | EpochStarted | StepDone | EpochEnded | Evaluated | Saved | Loaded | Regrouped | ReplicasAligned
+StreamEvent = (
+    RunStarted | EpochStarted | StepDone | EpochEnded | Evaluated | Saved | Loaded | Regrouped | ReplicasAligned
+)
 _TYPES: dict[str, type[Any]] = {
     "run started": RunStarted,
     "epoch started": EpochStarted,
@@ -108,17 +114,17 @@ _TYPES: dict[str, type[Any]] = {
 _NAMES = {event_type: name for name, event_type in _TYPES.items()}
 
 
-def encode(event: Event, time: float) -> bytes:
+def encode(event: StreamEvent, time: float) -> bytes:
     """The line, without its end, that records *event* as written at *time*."""
     return json.dumps({"event": _NAMES[type(event)], "time": round(time, 3), **asdict(event)}).encode()
 
 
-def decode(line: bytes) -> tuple[float, Event] | None:
+def decode(line: bytes) -> tuple[float, StreamEvent] | None:
     """The time and the event that *line* records; None if it is damaged, or of another version."""
     try:
         # Not msgspec's decoder: a loss that is not a number has no word in strict JSON.
         fields = json.loads(line)
-        event: Event = msgspec.convert(fields, _TYPES[fields["event"]])
+        event: StreamEvent = msgspec.convert(fields, _TYPES[fields["event"]])
         time = float(fields["time"])
         return (time, event) if math.isfinite(time) else None
     except (ValueError, KeyError, TypeError, RecursionError):  # msgspec's ValidationError is a ValueError

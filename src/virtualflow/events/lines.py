@@ -17,7 +17,7 @@ class LineWriter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # somebody has put a folder or a pipe there
+        if path.exists() and not path.is_file():  # a folder or a pipe lies there
             path.replace(path.with_name(f"{path.name}.damaged"))
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         weakref.finalize(self, os.close, self._descriptor)

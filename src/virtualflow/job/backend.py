@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from virtualflow.errors import LaunchError
 from virtualflow.job.spec import WorkerSpec
-
-
-class NotReadyError(LaunchError):
-    """No worker can be started now; soon one can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,33 +36,33 @@ class Balancing:
         self._warn = warn
         self._balancer = Balancer(speeds) if speeds is not None and job.rebalance else None
         self.typed = any(type_of(device) != CPU for device in job.devices)
-        self.mixed = len({type_of(device) for device in job.devices}) > 1 and not job.emulated
+        self.mixed = len({type_of(device) for device in job.devices}) > 1 and not job.description.emulated
         self.overran_waves = 0
 
     @property
     def needs_step_times(self) -> bool:
-        return self._balancer is not None or bool(self._job.emulated)
+        return self._balancer is not None or bool(self._job.description.emulated)
 
-    def on_trainer(self, made: TrainerMade) -> Iterator[RosterEvent]:
+    def on_trainer(self, trainer: TrainerMade) -> Iterator[RosterEvent]:
         """The script has made its Trainer: now the mapping can be solved. Each event is to be handled before the next.
 
         The first worker to report counts.
         """
         if self._roster.mapping is not None:
             return
-        yield SizesKnown(made.node_sizes)
+        yield SizesKnown(trainer.node_sizes)
         speeds = self._roster.speeds
         if speeds is None or speeds.workload is None:
             return
-        for stale in _stale(speeds.workload, made.parameters):
-            self._warn(f"{stale}. Make it again: vf profile {self._job.script} ...")
-        if self._job.owners is not None or len(set(made.node_sizes)) > 1:
+        for stale in _stale(speeds.workload, trainer.parameters):
+            self._warn(f"{stale}. Make it again: vf profile {self._job.description.script} ...")
+        if self._job.description.owners is not None or len(set(trainer.node_sizes)) > 1:
             return
         counts = Counter(type_of(device) for device in self._job.devices)
         pools = [Pool(name, (count,)) for name, count in counts.items()]
         try:
             workload, apart = on_one_machine(speeds.workload, pools)
-            plan = solve_fixed(workload, apart, made.node_sizes[0], len(made.node_sizes))
+            plan = solve_fixed(workload, apart, trainer.node_sizes[0], len(trainer.node_sizes))
         except VirtualFlowError as error:
             self._warn(f"no best mapping is known: {error}")
             return

@@ -43,10 +43,10 @@ def whole(folder: JobFolder, checkpoint: Path | None, warn: Callable[[str], None
         damaged.append((error, _set_aside(path, DAMAGED)))
     else:
         path = None
-    found = path or folder.began_from()
+    start = path or folder.began_from()
     for error, kept in damaged:
-        warn(f"{error} It is kept as {kept.name}. The job goes on from {name_of(found)}.")
-    return found
+        warn(f"{error} It is kept as {kept.name}. The job goes on from {name_of(start)}.")
+    return start
 
 
 def is_damaged(folder: JobFolder, checkpoint: Path | None) -> bool:
@@ -56,7 +56,7 @@ def is_damaged(folder: JobFolder, checkpoint: Path | None) -> bool:
     try:
         return _damage(checkpoint) is not None
     except LaunchError:
-        return False  # nobody knows
+        return False  # it can't be known
 
 
 def chosen(folder: JobFolder, choice: str) -> Path:
@@ -68,7 +68,7 @@ def chosen(folder: JobFolder, choice: str) -> Path:
         has = ", ".join(map(str, own)) or "none"
         raise LaunchError(f"job {folder.path.name} has no checkpoint of step {choice}. It has: {has}; or name a file.")
     path = checked(Path(choice))
-    return next((each for each in own.values() if each.samefile(path)), path)
+    return next((checkpoint for checkpoint in own.values() if checkpoint.samefile(path)), path)
 
 
 def checked(path: Path) -> Path:

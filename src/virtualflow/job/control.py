@@ -11,7 +11,7 @@ from virtualflow.errors import LaunchError, MessageError, UnreachableError
 from virtualflow.job.folder import JobFolder
 from virtualflow.job.json_lines import decoded, encoded
 from virtualflow.job.status import JobStatus
-from virtualflow.job.wire_messages import ANSWERS, GetStatus, Refusal, Request
+from virtualflow.job.wire_messages import ANSWERS, GetStatus, JobRequest, Refusal
 
 ANSWER_SECONDS = 10.0
 
@@ -28,8 +28,8 @@ def listen(folder: JobFolder) -> socket.socket:
     return listening
 
 
-def ask(folder: JobFolder, request: Request, seconds: float = ANSWER_SECONDS) -> JobStatus:
-    """The job's status after *request*. Raises UnreachableError if no answer comes within so many seconds."""
+def ask(folder: JobFolder, request: JobRequest, seconds: float = ANSWER_SECONDS) -> JobStatus:
+    """The job's status after *request*. Raises UnreachableError if no answer comes in time."""
     job_id = folder.path.name
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -55,7 +55,7 @@ def ask(folder: JobFolder, request: Request, seconds: float = ANSWER_SECONDS) ->
 
 def _state_of(folder: JobFolder) -> str:
     try:
-        return f": its state is {folder.read_state()['state']}"
+        return f": its state is {folder.read_state().state}"
     except OSError:
         return ""
 

@@ -15,37 +15,42 @@ from virtualflow.core import roster_events as on
 from virtualflow.core.roster import Roster
 from virtualflow.core.roster_actions import (
     AbandonJob,
-    Action,
     FinishJob,
     KillWorker,
     PublishGeneration,
     ReleaseWorker,
+    RosterAction,
     StartWorker,
 )
-from virtualflow.errors import LaunchError, MappingError
+from virtualflow.errors import LaunchError, MappingError, NotReadyError
 from virtualflow.job import balancing, checkpoints, exchange
 from virtualflow.job import wire_messages as messages
-from virtualflow.job.backend import Backend, NotReadyError
+from virtualflow.job.backend import Backend
 from virtualflow.job.balancing import Balancing
 from virtualflow.job.crew import Crew, Worker
+from virtualflow.job.device_use import UseRecorder
 from virtualflow.job.exchange import Exchange
 from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.job_requests import JobRequests
 from virtualflow.job.listener import Listener
 from virtualflow.job.outcome import Ending, JobOutcome
 from virtualflow.job.output import Sink
-from virtualflow.job.spec import CHANGED, EXIT, LATE, NO_MAPPING, Failure
+from virtualflow.job.spec import CHANGED, EXIT, NO_MAPPING, Failure
 from virtualflow.job.starting import RETRY_SECONDS, Starting
 from virtualflow.job.status import JobStatus, status_of
 from virtualflow.job.tokens import parse_address
 from virtualflow.job.wire import BEATS, Wire
-from virtualflow.job.wire_messages import FromWorker, Request
-from virtualflow.program.manifest import Record
+from virtualflow.job.wire_messages import FromWorker, JobRequest
+from virtualflow.program.manifest import RunningProgram
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
 TICK_SECONDS = 0.1
-NOTICES = {signal.SIGINT: "\nstopping with a checkpoint; Ctrl-C again stops at once"}
-NOTICE = "got a signal to end: stopping with a checkpoint"
-LATE_STOP = "the workers did not reach a step boundary in time, so the job was stopped without a new checkpoint\n"
+JOIN_PATIENCES = 20.0  # for the script of a worker that joins to come to the job's loop,
+JOIN_TIMES = 5.0  # or this multiple of what it took at the job's start, if that is longer
+LATE_JOINER = (
+    "its script has not come to where the job is within {:.0f} s. Look at what it waits for (`vf logs`); a larger "
+    "--patience gives it longer."
+)
 
 _log = logging.getLogger("virtualflow")
 
@@ -64,7 +69,7 @@ class Coordinator:
     ) -> None:
         self._job = job
         self._folder = folder
-        self._record = Record(folder.snapshot, job.script)
+        self._running_program = RunningProgram(folder.snapshot, job.description.script)
         self._backend = backend
         self._sink = sink
         self._on_tick = on_tick
@@ -72,17 +77,35 @@ class Coordinator:
         self._listener = Listener(self._crew.selector, self._on_request, self._admit)
         self._exchange = Exchange()
         self._ending = Ending(lambda: checkpoints.is_damaged(folder, resume_from))
-        self._signal_notice = ""  # the text for the user, once a signal has come
-        self._stop_before = math.inf
+        self._began = math.inf
+        self._script_seconds = math.inf  # from the job's start to its first Trainer
         self._written: JobStatus | None = None
         self._host = backend.address
         speeds = balancing.speeds_of(job)
         self.roster = Roster(
-            job.devices, job.owners, speeds, replace_lost=job.replace_lost, patience_seconds=job.patience_seconds
+            job.devices,
+            job.description.owners,
+            speeds,
+            replace_lost=job.replace_lost,
+            patience_seconds=job.patience_seconds,
         )
         self.balancing = Balancing(job, self.roster, speeds, self._print)
-        self._starting = Starting(job, folder, self._record, self._crew, self.roster, self.balancing, resume_from)
+        self._starting = Starting(
+            job, folder, self._running_program, self._crew, self.roster, self.balancing, resume_from
+        )
+        self._requests = JobRequests(
+            job,
+            backend,
+            self.roster,
+            self.balancing,
+            self._starting,
+            self._exchange,
+            self._ending,
+            self._handle,
+            self._print,
+        )
         self._counts_before = folder.read_counts()
+        self._uses = UseRecorder(folder.path)
 
     def run(self) -> JobOutcome:
         """Run the job. Whatever happens, no worker is left when this returns."""
@@ -94,7 +117,7 @@ class Coordinator:
             try:
                 while self._ending.outcome is None:
                     self._turn()
-            except Exception:  # a defect here: the workers go on to a checkpoint, as if this process had been killed
+            except Exception:  # a bug here: the workers write a checkpoint, as if this process had been killed
                 self._ending.end(JobOutcome(1))
                 self._on_tick = lambda: None
                 self._crew.cut_lines()
@@ -105,18 +128,17 @@ class Coordinator:
     def _turn(self) -> None:
         now = time.monotonic()
         self._pump(TICK_SECONDS)
-        self._listener.tick(now)
+        self._listener.tick()
         self._crew.beat(self._job.patience_seconds / BEATS)
         self._handle(on.TimePassed(), now)
         self._crew.end_unreported(self._job.patience_seconds)
-        # Who starts, or is elsewhere, may hang where no other worker waits for it in a collective.
+        # A worker that starts, or one on another machine, may hang where no other waits for it in a collective.
         self._crew.kill_silent((*self.roster.starting, *self._crew.guests), self._job.patience_seconds)
-        if self._exchange.is_planned and self.roster.is_settled and not self._ending.is_stopping:
-            self.move(self._exchange.next_move())
-        self._obey_signal()
-        if now > self._stop_before:
-            self._ending.fail(LATE, LATE_STOP)
+        self._crew.kill_left_behind(2 * self._job.patience_seconds)
+        self._give_up_hanging(now)
+        self._requests.follow_up(now)
         self._write_status()
+        self._uses.write(self._crew.workers, now)
 
     def status(self) -> JobStatus:
         """What ``vf status`` shows of the membership."""
@@ -127,34 +149,15 @@ class Coordinator:
 
     def move(self, devices: Sequence[str]) -> None:
         """Go on with just these devices."""
-        if self._ending.is_stopping:
-            raise LaunchError("the job is being stopped")
-        self._backend.check([device for device in devices if device not in self.roster.guests])
-        if not set(devices) <= set(self.roster.generation.devices):
-            self._starting.check_files()
-        self._handle(on.ResizeWanted(tuple(devices)))
-        self._ending.preempted -= set(devices)
+        self._requests.move(devices)
 
     def resize(self, count: int) -> None:
         """Go on with *count* devices: the present ones first, then new ones."""
-        if count < 1:
-            raise LaunchError(f"a job needs at least one device, not {count}")
-        present = self.roster.generation.devices
-        known = [device for device in self._job.devices if device not in present]
-        more = [str(n) for n in range(4096) if str(n) not in (*present, *known)] if not self.balancing.typed else []
-        names = [*present, *known, *more]
-        if count > len(names):
-            raise LaunchError(f"the job was given {len(names)} devices, so it can't grow to {count}")
-        self.move(names[:count])
+        self._requests.resize(count)
 
     def stop(self, *, checkpoint: bool) -> None:
         """End the job, with a checkpoint to go on from if one is wanted."""
-        self._ending.is_stopping = True
-        if checkpoint and self.roster.mapping is not None:
-            self._stop_before = time.monotonic() + 2 * self._job.patience_seconds
-            self._handle(on.StopWanted())
-        else:
-            self._ending.end(JobOutcome(0))
+        self._requests.stop(checkpoint=checkpoint)
 
     @property
     def was_stopped(self) -> bool:
@@ -171,22 +174,12 @@ class Coordinator:
 
         This is for signal handlers, which may come in the middle of anything.
         """
-        if not self._ending.is_over and (self.roster.mapping is None or self._job.profiling is not None):
-            return False
-        self._signal_notice = NOTICES.get(signal.Signals(signal_number), NOTICE)
-        return True
-
-    def _obey_signal(self) -> None:
-        if not self._signal_notice or self._ending.is_over:
-            return
-        self._print(self._signal_notice)
-        self._signal_notice = ""
-        if not self._ending.is_stopping:
-            self.stop(checkpoint=True)
+        return self._requests.notice(signal_number)
 
     # Starting workers
 
     def _start(self, owned: ExitStack) -> None:
+        self._began = time.monotonic()
         self._backend.check(self._job.devices)
         try:
             self._starting.check_files()
@@ -203,7 +196,7 @@ class Coordinator:
     def _start_joiner(self, device: str) -> None:
         try:
             self._starting.start_joiner(device, self._host)
-        except (OSError, NotReadyError) as error:  # no descriptor is left, or no process to fork from: soon there is
+        except (OSError, NotReadyError) as error:  # no free descriptor, or no fork server yet: a later try may work
             _log.info("no worker can be started for device %s now: %s", device, error)
             self._handle(on.StartPostponed(device, time.monotonic() + RETRY_SECONDS))
 
@@ -216,19 +209,8 @@ class Coordinator:
 
     # What comes in: requests of verbs, and what the crew reports
 
-    def _on_request(self, request: Request) -> JobStatus:
-        match request:
-            case messages.ResizeJob(devices):
-                self.resize(devices)
-            case messages.MoveJob(names):
-                self.move(names)
-            case messages.StopJob(checkpoint):
-                self._ending.was_asked_for = True
-                self.stop(checkpoint=checkpoint)
-            case messages.GetStatus():
-                pass
-            case _:
-                assert_never(request)
+    def _on_request(self, request: JobRequest) -> JobStatus:
+        self._requests.take(request)
         return self.status()
 
     def on_message(self, worker: Worker, message: FromWorker) -> None:
@@ -255,10 +237,13 @@ class Coordinator:
             case messages.JoinRefused(reason):
                 self._refuse(worker, reason)
             case messages.TrainerMade():
+                self._script_seconds = min(self._script_seconds, time.monotonic() - self._began)
                 self._solve_mapping(message)
             case messages.StepTime():
                 if (better := self.balancing.on_step_time(device, message)) is not None:
                     self._handle(better)
+            case messages.ResourceUse(use):
+                self._uses.note(device, use)
             case messages.ExchangeWorker():
                 if why_not := self._exchange.plan(message, self.roster, typed=self.balancing.typed):
                     self._print(why_not)
@@ -269,11 +254,11 @@ class Coordinator:
             case messages.WorkerFailed(failure):
                 worker.failure = failure
             case messages.ModuleLoaded(file, name, source):
-                self._end_if_changed(device, self._record.module_loaded(file, name, source))
+                self._end_if_changed(device, self._running_program.module_loaded(file, name, source))
             case messages.FileRead(file, digest):
-                self._end_if_changed(device, self._record.file_read(file, digest))
+                self._end_if_changed(device, self._running_program.file_read(file, digest))
             case messages.FileWritten(file):
-                self._record.file_written(file)
+                self._running_program.file_written(file)
             case _:
                 assert_never(message)
 
@@ -302,6 +287,15 @@ class Coordinator:
         if self._ending.is_stopping and not self._crew.workers:
             self._ending.end(JobOutcome(0)) if code == 0 else self._ending.abandon("The job was about to stop.")
 
+    def _give_up_hanging(self, now: float) -> None:
+        """Give up joiners that never reach the job's loop, although a thread of theirs still sends heartbeats."""
+        limit = max(JOIN_PATIENCES * self._job.patience_seconds, JOIN_TIMES * self._script_seconds)
+        for device in list(self.roster.starting):
+            worker = self._crew.workers.get(device)
+            if worker is not None and now - worker.started_at > limit:
+                self._refuse(worker, LATE_JOINER.format(limit))
+                self._crew.kill(device)
+
     def _refuse(self, worker: Worker, reason: str) -> None:
         """A worker can't join. That ends it alone: the others go on."""
         self._print(f"device {worker.device} can't join: {reason.strip()}")
@@ -311,15 +305,15 @@ class Coordinator:
         """A worker that has ended had left processes behind; they were ended, too."""
         self._print(f"device {worker.device}: processes that its script left behind were ended: {'; '.join(commands)}")
 
-    def _solve_mapping(self, made: messages.TrainerMade) -> None:
+    def _solve_mapping(self, trainer: messages.TrainerMade) -> None:
         try:
-            for event in self.balancing.on_trainer(made):
+            for event in self.balancing.on_trainer(trainer):
                 self._handle(event)
         except MappingError as error:
             self._ending.fail(NO_MAPPING, f"{error}\n")
 
     def _pass_on(self, device: str, post: messages.GroupPost) -> None:
-        """To the other workers of a group that forms: nobody else sees it, or may send it."""
+        """Forward it to the other workers of a group that forms. Only members may send to a group."""
         members = self.roster.group(post.group)
         for other in members if device in members else ():
             if other != device:
@@ -345,7 +339,7 @@ class Coordinator:
         self._carry_out(self.roster.handle(event, time.monotonic() if now is None else now))
         self._ending.is_stopping |= self.roster.stopping and not self._ending.is_over
 
-    def _carry_out(self, actions: list[Action]) -> None:
+    def _carry_out(self, actions: list[RosterAction]) -> None:
         for action in actions:
             match action:
                 case StartWorker(device):
@@ -365,20 +359,20 @@ class Coordinator:
 
     def _finish(self) -> None:
         self._crew.send_to_all(messages.AllFinished())
-        self._ending.is_stopping = False  # whatever was asked for: it has come to its end
+        self._ending.is_stopping = False  # even if a stop was requested: the script has ended by itself
         if self._exchange.is_planned:
             self._print(exchange.CAME_TOO_LATE)
         self._ending.end(JobOutcome(0))
 
     def _print(self, text: str) -> None:
-        """Show a line to whoever started the job."""
+        """Print a line where the job was started."""
         self._sink.write(self.roster.generation.devices[0], "stderr", f"{text}\n".encode(), lead=True)
 
     def _write_status(self) -> None:
         status = self.status()
         if status != self._written:
             with suppress(OSError):  # a full disk ends no job; it is tried again
-                self._folder.write_state(status.as_json())
+                self._folder.write_state(status)
                 self._written = status
 
     def _pump(self, timeout_seconds: float) -> None:

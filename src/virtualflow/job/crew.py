@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import signal
@@ -22,7 +23,9 @@ from virtualflow.job.wire_messages import FROM_WORKER, FromWorker, Heartbeat, Me
 
 STDERR_TAIL_BYTES = 4096
 MAX_ROUNDS = 16  # of reading from everyone, before exits are looked at
+MAX_LAST_READS = 16  # of 64 kB: more than that no pipe or line of a worker that has ended can still hold
 
+HELD_UP_SECONDS = 2.0  # between two rounds over all workers; if one took longer, no worker's silence until then counts
 _log = logging.getLogger("virtualflow")
 
 
@@ -38,6 +41,7 @@ class Worker:
     failure: Failure | None = None
     stderr_tail: bytes = b""
     guest_of: str = ""  # the host of a worker that another launcher has started: its line is all there is of it
+    started_at: float = field(default_factory=time.monotonic)
     last_seen: float = field(default_factory=time.monotonic)  # when something came over its line
     cut_at: float | None = None  # when its line ended
 
@@ -74,6 +78,7 @@ class Crew:
         self._retired: dict[int, Worker] = {}  # by process: those whose device has another worker by now
         self._guests = 0
         self._beat_at = 0.0
+        self._looked_at = -math.inf  # when everybody was last listened to
 
     @property
     def is_empty(self) -> bool:
@@ -155,7 +160,7 @@ class Crew:
     def pump(self, timeout_seconds: float) -> None:
         """Read what has come: output first, so that a worker's last output precedes its end.
 
-        From everyone in turn, and not for ever: a worker that never stops writing delays nobody.
+        From all workers in turn, a limited amount: one that never stops writing delays no other.
         """
         ready = [key for key, _ in self.selector.select(timeout_seconds)]
         for _ in range(MAX_ROUNDS):
@@ -163,6 +168,11 @@ class Crew:
             if not any(had_data):
                 break
             ready = [key for key, _ in self.selector.select(0)]
+        now = time.monotonic()
+        if now - self._looked_at > HELD_UP_SECONDS:  # this process stood still, and the machine with it, maybe
+            for worker in self.workers.values():
+                worker.last_seen = now
+        self._looked_at = now
         for end in self._backend.exits(0.0):
             self._note_exit(end)
 
@@ -197,7 +207,8 @@ class Crew:
     def _pass_on(self, worker: Worker, message: FromWorker) -> None:
         try:
             self._owner.on_message(worker, message)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except Exception as error:
+            _log.info("what a message of device %s led to", worker.device, exc_info=True)
             self._end_confused(worker, error)
 
     def _end_confused(self, worker: Worker, error: Exception) -> None:
@@ -227,22 +238,34 @@ class Crew:
 
     def end_unreported(self, seconds: float) -> None:
         """End those whose line has ended so long ago that the backend should have reported their end, too."""
-        now = time.monotonic()
         for worker in (*self.workers.values(), *self._retired.values()):
-            if worker.cut_at is not None and now - worker.cut_at > seconds:
+            if worker.cut_at is not None and self._looked_at - worker.cut_at > seconds:
                 _log.warning("the worker of device %s is gone, and nothing was reported of its end", worker.device)
                 self._signal(worker, signal.SIGKILL, -signal.SIGKILL)
                 self._retired.pop(worker.process, None)
                 self._note_end(worker, -signal.SIGKILL)
 
     def kill_silent(self, devices: Iterable[str], seconds: float) -> None:
-        """Kill those workers of *devices* that have sent nothing for so long, not even a heartbeat."""
-        now = time.monotonic()
-        for device in list(devices):
-            worker = self.workers.get(device)
-            if worker is not None and now - worker.last_seen > seconds:
-                _log.warning("device %s has sent nothing for %.0f s, and is ended", device, seconds)
-                self.kill(device)
+        """Kill those workers of *devices* that have sent nothing for so long, not even a heartbeat.
+
+        It is not their fault if the loop was held up, as by a fork server that does not answer.
+        """
+        for device in self._silent(devices, seconds):
+            _log.warning("device %s has sent nothing for %.0f s, and is ended", device, seconds)
+            self.kill(device)
+
+    def kill_left_behind(self, seconds: float) -> None:
+        """Kill workers that have sent nothing for *seconds* while others have.
+
+        The others may wait for them where no time limit holds, as in a kernel of an accelerator. If no worker sends
+        anything, the machine itself stands still.
+        """
+        if len(self._silent(self.workers, seconds)) < len(self.workers):
+            self.kill_silent(self.workers, seconds)
+
+    def _silent(self, devices: Iterable[str], seconds: float) -> list[str]:
+        workers = {device: self.workers[device] for device in devices if device in self.workers}
+        return [device for device, worker in workers.items() if self._looked_at - worker.last_seen > seconds]
 
     @property
     def guests(self) -> list[str]:
@@ -256,14 +279,16 @@ class Crew:
         if worker is not None:
             if end.left:
                 self._owner.on_leftovers(worker, end.left)
-            while worker.wire in self.selector.get_map() and self._read_line(worker):
-                pass  # its last messages count, even those that came with its end
+            for _ in range(MAX_LAST_READS):  # its last messages count, even those that came with its end
+                if worker.wire not in self.selector.get_map() or not self._read_line(worker):
+                    break
             self._note_end(worker, code)
 
     def _note_end(self, worker: Worker, code: int) -> None:
         for reader in worker.outputs:
-            while reader in self.selector.get_map() and self.selector.get_key(reader).data():
-                pass
+            for _ in range(MAX_LAST_READS):  # not for ever: what it has started may go on writing
+                if reader not in self.selector.get_map() or not self.selector.get_key(reader).data():
+                    break
             if reader in self.selector.get_map():  # what the script left behind still holds the other end
                 self.selector.unregister(reader)
             os.close(reader)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from virtualflow.core.roster import Roster
 from virtualflow.job.wire_messages import ExchangeWorker
 
-NOBODY_CAN_JOIN = "audit: nobody can join this job, so no worker was exchanged"
+NOBODY_CAN_JOIN = "audit: no worker can join this job, so none was exchanged"
 NO_SECOND_DEVICE = "audit: there is no second device for a worker to join, so none was exchanged"
+GIVEN_UP = "audit: no worker was exchanged"
 CAME_TOO_LATE = "audit: the job came to its end before a worker could be exchanged"
 
 
@@ -36,3 +37,7 @@ class Exchange:
     def next_move(self) -> tuple[str, ...]:
         """The devices that the job goes on with."""
         return self._moves.pop(0)
+
+    def give_up(self) -> None:
+        """Stay with the devices that the job has."""
+        self._moves.clear()

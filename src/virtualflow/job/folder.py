@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_names import job_called
-from virtualflow.core.job_state import AT_REST, JobState
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import DamagedError, LaunchError
-from virtualflow.job.job_description import JobDescription
 from virtualflow.job.lock_holders import holders_of_removed
+from virtualflow.job.status import JobStatus
 from virtualflow.program.capture import take
 from virtualflow.program.manifest import Program
 from virtualflow.system import private_files
+from virtualflow.system.hash_seed import hash_seed_of
 from virtualflow.system.home import home
 
-COUNTS = ("resizes", "failures", "remaps", "overran_waves")  # since the job began, whoever has run it
+COUNTS = ("resizes", "failures", "remaps", "overran_waves")  # since the job began, over all coordinators
 LAUNCH_SECONDS = 60.0  # between `vf run` and its coordinator's first word
 LOCK_SECONDS = 1.0  # a verb that only looks holds the lock for an instant
 
@@ -45,11 +48,12 @@ class JobSpec:
     pinned: dict[str, str] = field(default_factory=dict)  # by device: the machine that it is on, if that is decided
     managed: bool = False  # a manager decides how many devices it has
     backend: str = "local"  # or "ray"
+    resumable: bool = True  # False for what is made anew instead, such as a measurement
 
     @classmethod
     def of(cls, job_id: str, script: str, arguments: Sequence[str], devices: Sequence[str], **options: Any) -> JobSpec:
         """The spec with *options* of the description and of the launch."""
-        described, launched = _split(options)
+        described, launched = _split({"hash_seed": hash_seed_of(os.environ)} | options)
         return cls(job_id, JobDescription(script, tuple(arguments), **described), tuple(devices), **launched)
 
     def changed(self, **options: Any) -> JobSpec:
@@ -57,54 +61,10 @@ class JobSpec:
         described, launched = _split(options)
         return replace(self, description=replace(self.description, **described), **launched)
 
-    @property
-    def script(self) -> str:
-        return self.description.script
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        return self.description.arguments
-
-    @property
-    def threads_per_device(self) -> int:
-        return self.description.threads_per_device
-
-    @property
-    def device_type(self) -> str:
-        return self.description.device_type
-
-    @property
-    def audit(self) -> bool:
-        return self.description.audit
-
-    @property
-    def checkpoint_every(self) -> int:
-        return self.description.checkpoint_every
-
-    @property
-    def owners(self) -> tuple[int, ...] | None:
-        return self.description.owners
-
-    @property
-    def node_sizes(self) -> tuple[int, ...] | None:
-        return self.description.node_sizes
-
-    @property
-    def emulated(self) -> dict[str, dict[str, Any]]:
-        return self.description.emulated
-
-    @property
-    def profiling(self) -> dict[str, Any] | None:
-        return self.description.profiling
-
-    @property
-    def hash_seed(self) -> str:
-        return self.description.hash_seed
-
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Those of the description, and those of the launch."""
-    names = {each.name for each in fields(JobDescription)}
+    names = {option.name for option in fields(JobDescription)}
     described = {name: value for name, value in options.items() if name in names}
     return described, {name: value for name, value in options.items() if name not in names}
 
@@ -127,7 +87,7 @@ class JobFolder:
         folder = cls(home() / "jobs" / job)
         if "/" not in job and folder._spec.is_file():
             return folder
-        known = {each.path.name: each.title() for each in all_jobs()}
+        known = {folder.path.name: folder.title() for folder in all_jobs()}
         if (job_id := job_called(job, known)) is None:
             newest = ", ".join(sorted(known)[-5:]) or "none"
             raise LaunchError(f"there is no job {job!r} in {home()}. The newest ones: {newest}.")
@@ -149,9 +109,12 @@ class JobFolder:
     def _spec(self) -> Path:
         return self.path / "job.json"
 
-    def create(self, spec: JobSpec, include: Sequence[str] = ()) -> Program:
-        """Make the folder, with a snapshot of the script, of what it imports, and of the files that *include* names."""
-        taken = take(Path(spec.script), include=include)
+    def create(self, spec: JobSpec, include: Sequence[str] = (), module: str = "") -> Program:
+        """Make the folder, with a snapshot of the script, of what it imports, and of the files that *include* names.
+
+        *module* is the script's full name, if it is to run as ``python -m`` runs one.
+        """
+        taken = take(Path(spec.description.script), include=include, module=module)
         self.make()
         write_json(self._spec, asdict(spec))
         self.write_launched()
@@ -159,7 +122,7 @@ class JobFolder:
         return taken.program
 
     def make(self, *, exist_ok: bool = True) -> None:
-        """For its owner alone, with a lock in it that nobody holds: one that is missing later was removed."""
+        """Readable for its owner only, with a free lock in it: if the lock is missing later, it was removed."""
         private_files.make_folder(self.path.parent)
         self.path.mkdir(mode=0o700, exist_ok=exist_ok)
         private_files.close(self.path)
@@ -176,8 +139,8 @@ class JobFolder:
         except msgspec.ValidationError as error:
             raise DamagedError(f"{self._spec} was written by another version, or is damaged: {error}") from error
 
-    def write_state(self, state: dict[str, Any]) -> None:
-        path = self.path / "state.json"
+    def write_state(self, status: JobStatus) -> None:
+        path, state = self.path / "state.json", status.as_json()
         try:
             write_json(path, state)
         except OSError:
@@ -190,44 +153,37 @@ class JobFolder:
 
     def write_launched(self) -> None:
         """A coordinator will be there soon."""
-        launched = {"state": JobState.STARTING, "workers": [], "generation": 0, "launched": time.time()}
-        self.write_state(launched | self.read_counts())
+        self.write_state(JobStatus(JobState.STARTING, launched=time.time(), **self.read_counts()))
 
-    def read_state(self) -> dict[str, Any]:
+    def read_state(self) -> JobStatus:
         """What the job's coordinator or manager has written last. Raises OSError if that can't be read now."""
         running = self.is_locked()  # asked first: a job that ends meanwhile has written its last state by then
         try:
-            state = self.written_state()
+            status = self.written_state()
         except FileNotFoundError:
-            state = {"state": JobState.STARTING, "workers": [], "generation": 0}
+            status = JobStatus(JobState.STARTING)
         except DamagedError as error:
-            return {"state": JobState.UNKNOWN, "workers": [], "generation": 0, "reason": str(error)}
-        if state["state"] not in AT_REST and not running and time.time() - state.get("launched", 0) > LAUNCH_SECONDS:
-            state |= {
-                "state": JobState.FAILED,
-                "reason": "its coordinator is gone",
-            }
-        elif state["state"] == JobState.FAILED and (
+            return JobStatus(JobState.UNKNOWN, reason=str(error))
+        if not status.state.is_at_rest and not running and time.time() - status.launched > LAUNCH_SECONDS:
+            return structs.replace(status, state=JobState.FAILED, reason="its coordinator is gone")
+        if status.state == JobState.FAILED and (
             text := self.failure.read_text(errors="replace") if self.failure.exists() else ""
         ):
-            state["reason"] = (text.strip().splitlines() or [""])[-1]
-        return state
+            return structs.replace(status, reason=(text.strip().splitlines() or [""])[-1])
+        return status
 
-    def written_state(self) -> dict[str, Any]:
+    def written_state(self) -> JobStatus:
         """Just what was written. Raises FileNotFoundError, DamagedError, or another OSError if it can't be read now."""
-        state = read_json(self.path / "state.json")
-        workers = state.get("workers")
-        listed = workers if isinstance(workers, list) else [None]
-        named = all(isinstance(each, dict) and isinstance(each.get("device"), str) for each in listed)
-        if not named or not isinstance(state.get("state"), str):
-            raise DamagedError(f"{self.path / 'state.json'} is damaged: the job's state is not in it")
-        return state
+        path = self.path / "state.json"
+        try:
+            return msgspec.convert(read_json(path), JobStatus)
+        except msgspec.ValidationError as error:
+            raise DamagedError(f"{path} is damaged: the job's state is not in it ({error})") from error
 
-    def read_counts(self) -> dict[str, int]:
+    def read_counts(self) -> dict[str, Any]:
         """What a job's state keeps from one launch to the next."""
-        state = self.read_state()
-        counts = {name: state.get(name, 0) for name in COUNTS}
-        return {name: count if isinstance(count, int) else 0 for name, count in counts.items()}
+        status = self.read_state()
+        return {name: getattr(status, name) for name in COUNTS}
 
     def state_written(self) -> tuple[int, int] | None:
         """Changes whenever a state is written."""
@@ -255,12 +211,12 @@ class JobFolder:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Own the job: nobody else may run it meanwhile. Whoever has the descriptor yielded keeps it owned."""
+        """Own the job: no other process may run it meanwhile. Who inherits the yielded descriptor owns it, too."""
         private_files.make_folder(self.path.parent)
         private_files.make_folder(self.path)
         with self.lock.open("w") as file:
             deadline = time.monotonic() + LOCK_SECONDS
-            # Whoever still holds a lock whose file was removed runs the job as well.
+            # A process that still holds a lock whose file was removed runs the job as well.
             while not _taken(file.fileno(), fcntl.LOCK_EX) or holders_of_removed(self.lock):
                 if time.monotonic() > deadline:
                     raise LaunchError(f"job {self.path.name} is running already; `vf status {self.path.name}` shows it")
@@ -275,13 +231,13 @@ class JobFolder:
                     return True
         except FileNotFoundError:
             return bool(holders_of_removed(self.lock))
-        # The file may have been removed and made again: whoever runs the job then holds the old one.
+        # The file may have been removed and made again: the process that runs the job then holds the old one.
         return not self._is_at_rest() and bool(holders_of_removed(self.lock))
 
     def _is_at_rest(self) -> bool:
-        """Whether the job's state says that nobody runs it."""
+        """Whether the job's state says that no process runs it."""
         try:
-            return self.written_state()["state"] in AT_REST
+            return self.written_state().state.is_at_rest
         except (OSError, DamagedError):
             return False
 

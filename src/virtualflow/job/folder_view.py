@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from virtualflow.core.job_state import JobState
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_view import JobView
 from virtualflow.errors import DamagedError
 from virtualflow.events import STREAM
+from virtualflow.job.device_use import UseReader, Uses
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.history import Watch
-from virtualflow.job.job_description import JobDescription
+from virtualflow.job.status import JobStatus
 
-Period = tuple[float, float | None, list[str]]  # from, to, and the devices in between
+DevicesPeriod = tuple[float, float | None, list[str]]  # from, to, and the devices in between
 
 
 class FolderView:
@@ -22,12 +22,13 @@ class FolderView:
     def __init__(self, folder: JobFolder) -> None:
         self.folder = folder
         self.watch = Watch(folder.path / STREAM)
+        self._uses = UseReader(folder.path)
 
-    def look(self, now: float) -> tuple[JobView, dict[str, Any]]:
+    def look(self, now: float) -> tuple[JobView, JobStatus]:
         """The job, and the state that its coordinator or manager has written last."""
         self.watch.read()
-        state = self.folder.read_state()
-        return view_of(self.folder, self.spec(), state, self.watch, now), state
+        status = self.folder.read_state()
+        return view_of(self.folder, self.spec(), status, self.watch, now, self._uses.read()), status
 
     def spec(self) -> JobSpec:
         """The job's; of one whose own can't be read, its id."""
@@ -37,46 +38,46 @@ class FolderView:
             return JobSpec(self.folder.path.name, JobDescription(""), ())
 
 
-def view_of(folder: JobFolder, spec: JobSpec, state: dict[str, Any], watch: Watch, now: float) -> JobView:
-    """A job by its *state* and the events that *watch* has read."""
-    known = JobState(state["state"]) if state["state"] in list(JobState) else JobState.UNKNOWN
-    is_over = known.is_ended
+def view_of(folder: JobFolder, spec: JobSpec, status: JobStatus, watch: Watch, now: float, uses: Uses) -> JobView:
+    """A job by its *status*, the events that *watch* has read, and what its workers use."""
+    is_over = status.state.is_ended
     periods = list(device_periods(watch, ended=is_over))
     started = periods[0][0] if periods else None
     progress = watch.progress(running=not is_over)
-    workers, wanted = state["workers"], state.get("wanted")
     return JobView(
         id=folder.path.name,
         name=spec.description.title,
-        script=spec.script,
-        state=known,
-        devices=[worker["device"] for worker in workers],
+        script=spec.description.script,
+        state=status.state,
+        devices=list(status.devices),
         step=progress.step,
         steps=progress.steps,
         loss=progress.loss,
+        metrics=progress.metrics,
         examples_per_second=progress.examples_per_second,
         eta_seconds=progress.eta_seconds,
         priority=1.0,
         demand=len(spec.devices),
-        want=len(wanted) if isinstance(wanted, list) else len(spec.devices),
+        want=len(status.wanted or spec.devices),
         min=1,
         cap=None,
-        virtual_nodes=state.get("virtual_nodes"),
-        mapping={worker["device"]: worker.get("virtual_nodes", []) for worker in workers},
+        virtual_nodes=status.virtual_nodes,
+        mapping={worker.device: list(worker.virtual_nodes) for worker in status.workers},
         queued_seconds=0.0,
         run_seconds=round(sum((end or now) - begin for begin, end, _ in periods), 1),
-        resizes=state.get("resizes", 0),
-        failures=state.get("failures", 0),
-        reason=state.get("reason", ""),
-        submitted=started or state.get("launched", now),
+        resizes=status.resizes,
+        failures=status.failures,
+        reason=status.reason,
+        submitted=started or status.launched or now,
         started=started,
         ended=watch.last_time if is_over else None,
+        use={} if is_over else {device: uses[device] for device in status.devices if device in uses},
     )
 
 
 def device_periods(
     watch: Watch, begun: float | None = None, devices: Sequence[str] = (), *, ended: bool
-) -> Iterator[Period]:
+) -> Iterator[DevicesPeriod]:
     """Stretches of time in which a job had the same devices: none while it was stopped.
 
     With *begun*, its present run has begun then, and has had *devices* since before its first event.

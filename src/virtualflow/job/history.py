@@ -10,19 +10,18 @@ from typing import Any
 
 from virtualflow.core.job_view import Progress
 from virtualflow.events import (
-    EpochStarted,
     Evaluated,
-    Event,
     EventReader,
     Loaded,
     Regrouped,
     RunStarted,
     Saved,
     StepDone,
+    StepTotal,
+    StreamEvent,
 )
 
 MAX_SAMPLES = 600  # beyond twice that, every other one is dropped
-EVALUATED = "evaluated"  # the metric of what `evaluate` returns
 CHANGES = 5  # of membership, that are shown
 PACE_STEPS = 20  # over which the present speed is taken
 
@@ -44,7 +43,6 @@ class Watch:
 
     path: Path
     step: int = 0  # committed steps
-    steps: int | None = None  # of the whole job, as far as its script has announced them
     loss: float | None = None
     examples_per_second: float | None = None
     step_seconds: float | None = None
@@ -58,8 +56,9 @@ class Watch:
         default_factory=list
     )  # the devices from a time on; none: stopped
     last_time: float | None = None  # of the newest event
-    _every: int = 1  # one of so many steps is a sample
+    _every: int = 1  # every how many steps there is a sample
     _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    _total: StepTotal = field(default_factory=StepTotal)
     _reader: EventReader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,14 +67,14 @@ class Watch:
     def read(self) -> None:
         """Take in what was written since the last time."""
         for time, event in self._reader.read():
-            self._note(time, event)
+            self.add(time, event)
             self.last_time = time
 
-    def _note(self, time: float, event: Event) -> None:
+    def add(self, time: float, event: StreamEvent) -> None:
+        """Take in what happened at *time*."""
+        self._total.add(event)
         if isinstance(event, StepDone):
             self._note_step(time, event)
-        elif isinstance(event, EpochStarted):
-            self.steps = event.epochs * event.steps
         elif isinstance(event, Regrouped):
             self.devices = len(event.devices)
             self._recent.clear()
@@ -86,8 +85,8 @@ class Watch:
             text = f"{event.cause}: {len(event.devices)} device(s), {' '.join(event.devices)}"
             self._note_text(time, event.step, text, pause_ms)
         elif isinstance(event, Evaluated):
-            self.metrics.setdefault(EVALUATED, []).append((time, event.step, event.value))
-            self._note_text(time, event.step, f"evaluated: {event.value:.4g}")
+            self._note_metric(time, event.step, event.name, event.value)
+            self._note_text(time, event.step, f"{event.name}: {event.value:.4g}")
         elif isinstance(event, Saved):
             self._note_text(time, event.step, f"saved {Path(event.path).name}")
         elif isinstance(event, Loaded):
@@ -113,16 +112,30 @@ class Watch:
             self.step_seconds = seconds / len(self._recent)
             self.examples_per_second = round(sum(examples for examples, _ in self._recent) / seconds, 1)
         if event.step % self._every == 0:
+            for name, value in event.metrics.items():
+                self._note_metric(time, self.step, name, value)
             self.samples.append(Sample(time, self.step, self.loss, self.examples_per_second, self.devices))
         if len(self.samples) > 2 * MAX_SAMPLES:
             kept = enumerate(self.samples)
-            self.samples = [each for place, each in kept if place % 2 == 0 or each.examples_per_second is None]
+            self.samples = [sample for place, sample in kept if place % 2 == 0 or sample.examples_per_second is None]
             self._every *= 2
+
+    def _note_metric(self, time: float, step: int, name: str, value: float) -> None:
+        if math.isfinite(value):
+            points = self.metrics.setdefault(name, [])
+            points.append((time, step, value))
+            if len(points) > 2 * MAX_SAMPLES:
+                del points[1::2]
 
     def _note_text(self, time: float, step: int, text: str, pause_ms: dict[str, float] | None = None) -> None:
         total = round(sum(pause_ms.values()), 1) if pause_ms is not None else None
         event = {"time": time, "step": step, "text": text, "pause_ms": pause_ms, "total_pause_ms": total}
         self.notable.append(event)
+
+    @property
+    def steps(self) -> int | None:
+        """Of the whole job, as far as its script has announced them."""
+        return self._total.steps
 
     def progress(self, *, running: bool) -> Progress:
         """How far the job is; one that does not run has no speed."""
@@ -132,12 +145,8 @@ class Watch:
             loss=self.loss,
             examples_per_second=self.examples_per_second if running else None,
             eta_seconds=self.seconds_left if running else None,
+            metrics={name: points[-1][2] for name, points in self.metrics.items()},
         )
-
-    @property
-    def damaged_lines(self) -> int:
-        """How many lines of the stream were skipped."""
-        return self._reader.damaged
 
     @property
     def seconds_left(self) -> float | None:

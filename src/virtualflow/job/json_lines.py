@@ -9,8 +9,10 @@ import msgspec
 from msgspec.json import Decoder
 
 from virtualflow.errors import MessageError
+from virtualflow.system.text import visible
 
 Value = TypeVar("Value")
+LONGEST_REASON = 200  # characters: it may quote what has come
 
 _encoder = msgspec.json.Encoder()
 
@@ -28,7 +30,7 @@ def decoded(decoder: Decoder[Value], text: bytes) -> Value:
     try:
         return _decoded(decoder, text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MessageError(f"no message of ours: {error}") from error
+        raise MessageError(f"no message of ours: {visible(str(error))[:LONGEST_REASON]}") from error
 
 
 def _decoded(decoder: Decoder[Value], text: bytes) -> Value:

@@ -56,7 +56,7 @@ def start(
 
 
 def withdraw(folder: JobFolder) -> bool:
-    """Take back a launch that nobody has made; return whether that came in time."""
+    """Withdraw a launch that has not begun; return whether that was in time."""
     try:
         with folder.locked():
             due = folder.launch.exists()

@@ -1,12 +1,13 @@
 """Where a coordinator listens: for ``vf`` verbs, and for workers that other launchers have started.
 
-Anybody may connect. So there are only so many connections at a time that have not shown who they are, each for only so
-long, and whatever goes wrong with one of them ends that one alone.
+Any process may connect. So the number of connections that have not shown a token is limited, and so is their time; an
+error on one of them ends that one alone.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import selectors
 import socket
 import time
@@ -21,15 +22,16 @@ from virtualflow.job.folder import JobFolder
 from virtualflow.job.status import JobStatus
 from virtualflow.job.tokens import JoinRequest
 from virtualflow.job.wire import Wire
-from virtualflow.job.wire_messages import REQUESTS, FromWorker, Heartbeat, Refusal, Request, StatusReport, TokenProof
+from virtualflow.job.wire_messages import REQUESTS, FromWorker, Heartbeat, JobRequest, Refusal, StatusReport, TokenProof
 from virtualflow.system import tls
 
-OnRequest = Callable[[Request], JobStatus]
+OnRequest = Callable[[JobRequest], JobStatus]
 OnWorker = Callable[[Wire[FromWorker], str, int], None]
 MAX_WAITING = 64  # connections that have not sent anything useful yet; then the one that has waited longest is closed
 WAIT_SECONDS = 10.0
 PAUSE_SECONDS = 1.0  # between two tries to accept a connection when the process has no descriptor left
 MAX_REQUEST_BYTES = 1 << 20
+LOG_SECONDS = 60.0  # between two messages about connections that went wrong: anybody can make any number of them
 
 _log = logging.getLogger("virtualflow")
 
@@ -45,12 +47,20 @@ class Listener:
     Each registration in *selector* carries what to call when there is something to read.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, on_request: OnRequest, on_worker: OnWorker) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        on_request: OnRequest,
+        on_worker: OnWorker,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._selector = selector
         self._on_request = on_request
         self._on_worker = on_worker
+        self._clock = clock
         self._waiting: dict[_Connection, float] = {}  # with the time by which each must have been of use
         self._paused: dict[socket.socket, tuple[float, Callable[[], None]]] = {}
+        self._silent_until, self._unlogged = -math.inf, 0
 
     def listen_for_verbs(self, folder: JobFolder, owned: ExitStack) -> None:
         """On a socket in the job's folder."""
@@ -77,8 +87,14 @@ class Listener:
 
         self._listen(listening, on_connection, owned)
 
-    def tick(self, now: float) -> None:
+    @property
+    def waiting(self) -> int:
+        """How many connections have not shown yet that they are of use."""
+        return len(self._waiting)
+
+    def tick(self) -> None:
         """Time has passed: close connections that have sent nothing, and listen again where that was not possible."""
+        now = self._clock()
         for connection in [late for late, deadline in self._waiting.items() if now > deadline]:
             self._close(connection)
         for listening, (until, accept) in list(self._paused.items()):
@@ -95,15 +111,15 @@ class Listener:
             except (BlockingIOError, ConnectionAbortedError):
                 return  # gone before it was accepted
             except OSError as error:  # no descriptor is left: others may be given back
-                _log.warning("cannot accept connections now: %s", error.strerror)
+                self._log_rarely(f"cannot accept connections now: {error.strerror}")
                 self._selector.unregister(listening)
-                self._paused[listening] = time.monotonic() + PAUSE_SECONDS, accept
+                self._paused[listening] = self._clock() + PAUSE_SECONDS, accept
                 return
             try:
                 on_connection(connection, address[0] if address else "")
             except Exception as error:
                 connection.close()
-                _log.warning("a connection was refused: %s", error)
+                self._log_rarely(f"a connection was refused: {error}")
 
         self._selector.register(listening, selectors.EVENT_READ, accept)
         owned.callback(self._close_all)
@@ -116,8 +132,8 @@ class Listener:
         def on_readable() -> None:
             try:
                 read()
-            except Exception as error:  # whatever one of them sends, the job goes on
-                _log.warning("a connection was ended: %s: %s", type(error).__name__, error)
+            except Exception as error:  # no message of a stranger may end the job
+                self._log_rarely(f"a connection was ended: {type(error).__name__}: {error}")
                 self._close(connection)
 
         try:
@@ -125,7 +141,15 @@ class Listener:
         except BaseException:
             connection.close()
             raise
-        self._waiting[connection] = time.monotonic() + WAIT_SECONDS
+        self._waiting[connection] = self._clock() + WAIT_SECONDS
+
+    def _log_rarely(self, what: str) -> None:
+        """Say what happened, now and then: the log is on the owner's disk."""
+        if self._clock() < self._silent_until:
+            self._unlogged += 1
+            return
+        _log.warning("%s%s", what, f" ({self._unlogged} more since the last such message)" if self._unlogged else "")
+        self._silent_until, self._unlogged = self._clock() + LOG_SECONDS, 0
 
     def _close(self, connection: _Connection) -> None:
         if self._waiting.pop(connection, None) is not None:
@@ -136,7 +160,7 @@ class Listener:
         for connection in list(self._waiting):
             self._close(connection)
 
-    def _answer(self, wire: Wire[Request]) -> None:
+    def _answer(self, wire: Wire[JobRequest]) -> None:
         try:
             requests = wire.receive()
         except MessageError as error:
@@ -156,7 +180,7 @@ class Listener:
             self._close(wire)
 
     def _admit(self, request: JoinRequest) -> None:
-        """Let a worker in that shows the token, and nobody else."""
+        """Accept a worker that shows the token; refuse all others."""
         messages = request.wire.receive()
         if messages == []:
             return
@@ -175,7 +199,7 @@ class Listener:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # somebody has put something else there
+    with suppress(OSError):  # something else lies at this path
         path.unlink(missing_ok=True)
 
 

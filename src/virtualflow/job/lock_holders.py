@@ -1,6 +1,7 @@
-"""Which processes hold a job's lock, even if somebody has removed the lock's file, and how they were started.
+"""Which processes hold a job's lock, even if the lock's file was removed, and how they were started.
 
-Only those count that have the file open for writing, as whoever runs a job has; a verb that looks opens it to read.
+Only those count that have the file open for writing, as the process that runs a job has; verbs that only look open it
+for reading.
 """
 
 from __future__ import annotations
@@ -84,14 +85,14 @@ def _processes() -> list[int]:
 def _holds(pid: int, names: Collection[str]) -> bool:
     folder = PROCESSES / str(pid)
     with suppress(*GONE):
-        for each in os.listdir(folder / "fd"):
+        for descriptor in os.listdir(folder / "fd"):
             with suppress(*GONE):
-                if os.readlink(folder / "fd" / each) in names and _is_written(folder / "fdinfo" / each):
+                if os.readlink(folder / "fd" / descriptor) in names and _is_written(folder / "fdinfo" / descriptor):
                     return True
     return False
 
 
 def _is_written(about: Path) -> bool:
     """Whether a descriptor may be written to, as its entry in ``fdinfo`` shows."""
-    flags = next(line.split()[1] for line in about.read_text().splitlines() if line.startswith("flags:"))
-    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
+    flags = [line.split()[1] for line in about.read_text().splitlines() if line.startswith("flags:")]
+    return any(int(bits, 8) & os.O_ACCMODE != os.O_RDONLY for bits in flags)  # none: closed meanwhile

@@ -72,13 +72,18 @@ class Member:
     def change_is_due(self) -> bool:
         return self._agreed > self._generation.number
 
+    @property
+    def coming(self) -> tuple[str, ...]:
+        new = self._line.published.get(self._agreed) if self.change_is_due else None
+        return self.devices if new is None else new.devices
+
     def mapping(self, virtual_nodes: int) -> Mapping:
         owners = self._generation.owners
         if owners is not None and len(owners) == virtual_nodes:
             return Mapping(owners)
         if self.joining:
             return spread(virtual_nodes, (self.device,))
-        return first_mapping(self._spec.owners, virtual_nodes, self._spec.devices, self.devices)
+        return first_mapping(self._spec.description.owners, virtual_nodes, self._spec.devices, self.devices)
 
     def new_trainer(self, number: int, node_sizes: Sequence[int], parameters: int) -> None:
         if not self.joining and number == 1:
@@ -86,7 +91,7 @@ class Member:
             if self._spec.balances:
                 self._wait_for_first_mapping()
 
-    def tell_pace(self, step: int, seconds: float, overran: int) -> None:
+    def report_pace(self, step: int, seconds: float, overran: int) -> None:
         if self._spec.reports_pace:
             self._line.send(messages.StepTime(step, seconds, overran, self._generation.number))
 
@@ -114,6 +119,10 @@ class Member:
                 watch.lap("move state")
         if self.device not in new.devices:
             self._wait_for_release(new)
+        self._enter(new, before, watch)
+
+    def _enter(self, new: Generation, before: tuple[str, ...], watch: Stopwatch) -> None:
+        """Take part in *new* from now on, as all its workers do."""
         self._form(new)
         watch.lap("form group")
         self._note_change(before, watch)
@@ -159,7 +168,7 @@ class Member:
         new = self._line.published.get(self.seen)
         if not self._got_notice or new is None or new.cause != Cause.RESIZE or self.device in new.devices:
             return
-        if set(new.devices) - set(new.joining):  # somebody who stays has the state
+        if set(new.devices) - set(new.joining):  # a worker that stays has the state
             self._end()
 
     def recover(self) -> None:
@@ -205,16 +214,28 @@ class Member:
         try:
             with self._handover_group(new) as group:
                 watch.lap("form group")
+                self._check_device_type(group)
                 receive_state(group)
                 watch.lap("move state")
         except PeerLostError:
             self._end()  # without the state: the job starts another one if it wants one
         self._line.send(messages.HoldsState())
         self.joining = False
-        self._form(new)
-        watch.lap("form group")
-        self._note_change(before, watch)
-        self._line.send(messages.FormedGroup(new.number))
+        self._enter(new, before, watch)
+
+    def _check_device_type(self, group: TorchGroup) -> None:
+        """Join no job whose bits this worker's kernels would change."""
+        if group.device_types == {self.job.device_type} or self.job.mixed:
+            return
+        theirs = ", ".join(sorted(group.device_types - {self.job.device_type}))
+        self._line.send(
+            messages.JoinRefused(
+                f"its device is of type {self.job.device_type} and the job's are of type {theirs}, whose kernels round "
+                "differently, so that the job would not end with the same bits. Join from a machine that has such a "
+                "device and does not hide it (CUDA_VISIBLE_DEVICES), or start the job with --device-type."
+            )
+        )
+        self._end()
 
     def record(self, result: Any) -> None:
         self._line.send(messages.EarlyResult(self._early_calls, json.dumps(result)))
@@ -222,7 +243,7 @@ class Member:
 
     def recorded(self) -> Any:
         self._early_calls += 1
-        # The job may take its time over the call; nobody waits for this worker meanwhile.
+        # The call may take the job long; no other worker waits for this one meanwhile.
         self._line.wait_until(lambda: len(self._line.early_results) >= self._early_calls or None)
         return json.loads(self._line.early_results[self._early_calls - 1])
 
@@ -263,7 +284,8 @@ class Member:
             old.break_off()
         if len(new.devices) == 1:
             return
-        group = TorchGroup(new.group_name, new.devices.index(self.device), len(new.devices))
+        rank, size = new.devices.index(self.device), len(new.devices)
+        group = TorchGroup(new.group_name, rank, size, self.job.device_type)
         self._group = group
         if self._line.newest_loss > new.number:
             raise PeerLostError("a worker was lost before the group was formed")
@@ -293,7 +315,7 @@ class Member:
 
     def _handover_group(self, new: Generation) -> TorchGroup:
         ranks = [new.sender, *new.joining]
-        group = TorchGroup(new.handover_name, ranks.index(self.device), len(ranks))
+        group = TorchGroup(new.handover_name, ranks.index(self.device), len(ranks), self.job.device_type)
         self._handover = group
         if self._line.newest_loss > new.number:
             raise PeerLostError("a worker was lost before the state could be handed over")

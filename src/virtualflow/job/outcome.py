@@ -99,7 +99,7 @@ def signal_advice(device: str, number: int) -> str:
     text = f"the worker of device {device} was killed by {name}."
     if number == signal.SIGKILL:
         text += (
-            " If nobody did that by hand, the machine ran out of memory: use more virtual nodes (each is then "
+            " If that was not done by hand, the machine ran out of memory: use more virtual nodes (each is then "
             "smaller) or fewer devices on this machine."
         )
     return text + "\n"

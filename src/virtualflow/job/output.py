@@ -84,7 +84,7 @@ class Logged:
         private_files.make_folder(folder)
 
     def write(self, device: str, stream: str, data: bytes, *, lead: bool) -> None:
-        self._append(f"{device}.log", data)
+        self._append(log_of(device), data)
         if lead:
             self._append(LEAD_LOG, data)
         if self._then is not None:
@@ -106,6 +106,11 @@ class Logged:
             log.write(data)
 
 
+def log_of(device: str) -> str:
+    """The name of its log: some models of accelerators have a slash in theirs."""
+    return f"{device.replace('/', '-')}.log"
+
+
 LEAD_LOG = "lead.log"
 LARGEST_LOG = 10 * 2**20  # then it becomes NAME.log.1, in place of an older one
 
@@ -113,7 +118,7 @@ LARGEST_LOG = 10 * 2**20  # then it becomes NAME.log.1, in place of an older one
 class Terminal:
     """Writes to this process's stdout and stderr, in a thread of its own: who does not read them holds no job up.
 
-    What is more than *most_bytes* behind is left out, and that is said; the job's log has it all.
+    Output that is more than *most_bytes* behind is left out, with a line about it; the job's log has all of it.
     """
 
     def __init__(self, most_bytes: int = 64 << 20) -> None:
@@ -125,8 +130,12 @@ class Terminal:
         self._is_closed = self._is_gone = False
         self._thread: threading.Thread | None = None
 
+    @property
+    def unwritten_bytes(self) -> int:
+        return self._bytes
+
     def write(self, stream: str, data: bytes) -> None:
-        """Pass *data* on, soon. Raises OSError if nobody is there to take it any more."""
+        """Pass *data* on, soon. Raises OSError if the reader is gone."""
         with self._changed:
             if self._is_gone:
                 raise BrokenPipeError
@@ -134,7 +143,7 @@ class Terminal:
                 self._left_out += len(data)
                 return
             if self._left_out:
-                self._put(stream, f"... {self._left_out} bytes were left out, which nobody had read ...\n".encode())
+                self._put(stream, f"... {self._left_out} bytes were left out: the reader was too slow ...\n".encode())
                 self._left_out = 0
             self._put(stream, data)
             if self._thread is None:
@@ -143,7 +152,7 @@ class Terminal:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Return when all is written. The job is over by then, so whoever reads may take his time."""
+        """Return when all is written. The job is over by then, so the reader may be slow."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -179,8 +188,10 @@ def _emit(stream: str, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(target.fileno(), data) :]
-        except BlockingIOError:  # a pipe that somebody else has made non-blocking
-            select.select([], [target], [])
+        except BlockingIOError:  # a pipe that another process has made non-blocking
+            ready = select.poll()
+            ready.register(target, select.POLLOUT)
+            ready.poll()
 
 
 class _Outlasting(io.FileIO):

@@ -6,10 +6,11 @@ import atexit
 import contextlib
 import os
 import sys
-from typing import Any
 
+from virtualflow.core.job_state import JobState
 from virtualflow.core.membership import JobContext
 from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.status import JobStatus, WorkerStatus
 
 _DEVICE = "0"
 
@@ -21,7 +22,7 @@ def register(job: JobContext, virtual_nodes: int) -> None:
     with contextlib.suppress(OSError):  # a disk that is full, or not ours: the script trains all the same
         folder.make()
         folder.change(JobSpec.of(job.id, os.path.abspath(sys.argv[0]), sys.argv[1:], (_DEVICE,)))
-        folder.write_state(_state("RUNNING", virtual_nodes))
+        folder.write_state(_status(JobState.RUNNING, virtual_nodes))
         owned.enter_context(folder.locked())
         atexit.register(_end, os.getpid(), folder, owned)
         print(f"job {job.id}", file=sys.stderr, flush=True)
@@ -32,10 +33,9 @@ def _end(process: int, folder: JobFolder, owned: contextlib.ExitStack) -> None:
         return  # a copy of the process, such as a loader's
     failed = getattr(sys, "last_value", None) is not None  # the exception that has ended the script
     with contextlib.suppress(OSError), owned:
-        folder.write_state(_state("FAILED" if failed else "DONE", 0))
+        folder.write_state(_status(JobState.FAILED if failed else JobState.DONE, 0))
 
 
-def _state(state: str, virtual_nodes: int) -> dict[str, Any]:
-    worker = {"device": _DEVICE, "pid": os.getpid(), "virtual_nodes": list(range(virtual_nodes))}
-    workers = [worker] if virtual_nodes else []
-    return {"state": state, "workers": workers, "generation": 0, "virtual_nodes": virtual_nodes or None}
+def _status(state: JobState, virtual_nodes: int) -> JobStatus:
+    worker = WorkerStatus(_DEVICE, pid=os.getpid(), virtual_nodes=tuple(range(virtual_nodes)))
+    return JobStatus(state, virtual_nodes=virtual_nodes or None, workers=(worker,) if virtual_nodes else ())

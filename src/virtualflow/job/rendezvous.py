@@ -1,6 +1,6 @@
 """How workers find each other: a process group for each generation, formed over their lines to the coordinator.
 
-Nothing listens but the group's own sockets, for as long as it lasts. Gloo lets in whoever connects, so each worker
+Only the group's own sockets listen, for as long as it lasts. Gloo accepts every connection, so each worker
 posts to the others, over the coordinator, between which addresses its connections are, and a group with any other
 connection is left before anything is sent over it.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import stat
 import threading
@@ -18,11 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from virtualflow.errors import PeerLostError
+from virtualflow.job.device_collectives import LIBRARIES, DeviceCollectives
 
 Post = Callable[[str, str, bytes], object]  # a group's name, a key and a value, to the other workers of that group
 Endpoints = tuple[str, int, str, int]  # of one connection: here, and there
@@ -51,7 +54,7 @@ class PostBox:
             self._news.notify_all()
 
     def end(self, group: str) -> None:
-        """Nobody will wait for a post of *group* any more."""
+        """Drop the posts of *group*: no worker waits for them any more."""
         with self._news:
             self._values.pop(group, None)
 
@@ -115,23 +118,72 @@ class TorchWork:
             ) from None
 
 
-class TorchGroup:
-    """The workers of one generation: gloo for tensors on a CPU, NCCL for those on CUDA devices.
+class StagedWork(TorchWork):
+    """One on copies that lie on the host, of tensors that the group can't reach; ``wait`` copies the result back."""
 
-    A lost peer raises at once only on its neighbours in the ring. ``cut_connections``, from any thread, makes it raise
-    everywhere: nothing that torch offers does.
+    def __init__(self, work: Any, tensors: list[Tensor], copies: list[Tensor]) -> None:
+        super().__init__(work)
+        self._pairs = list(zip(tensors, copies, strict=True))
+
+    def wait(self) -> None:
+        super().wait()
+        for tensor, copy in self._pairs:
+            tensor.copy_(copy)
+        self._pairs.clear()  # a second wait must not overwrite what was computed since
+
+
+class MessageWork(TorchWork):
+    """A message between two workers, from or into a copy on the host where they have accelerators.
+
+    A second wait for one of gloo's would block, and close the connection; and none is ever done before the first.
     """
 
-    def __init__(self, name: str, rank: int, size: int) -> None:
-        """*name* is that of one generation: with leftovers of the last one, forming a group hangs."""
+    def __init__(self, work: Any, tensor: Tensor, copy: Tensor, *, arrives: bool) -> None:
+        super().__init__(work)
+        self._tensor, self._copy = tensor, copy
+        self._arrives = arrives and copy is not tensor
+        self._is_over = False
+
+    def is_done(self) -> bool:
+        return self._is_over
+
+    def wait(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        super().wait()
+        if self._arrives:
+            self._tensor.copy_(self._copy)
+
+
+class TorchGroup:
+    """The workers of one generation: gloo for tensors on a CPU, another library for those on accelerators.
+
+    Where not all workers have the same kind of accelerator, tensors go by way of the hosts. A lost peer raises at once
+    only on its neighbours in gloo's ring. ``cut_connections``, from any thread, makes it raise everywhere: nothing that
+    torch offers does.
+    """
+
+    def __init__(self, name: str, rank: int, size: int, device_type: str = "cpu") -> None:
+        """*name* is that of one generation: with leftovers of the last one, forming a group hangs.
+
+        *device_type* is this worker's. Only if all have the same, and none of them a CPU, do their devices connect.
+        """
         self.rank, self.size = rank, size
+        self.device_types: set[str] = set()  # of all its workers, once it is formed
+        self._device_type = device_type
+        self._devices: DeviceCollectives | None = None
         self._name = name
         self._before = _connected_sockets()
         self._sockets: set[tuple[int, int]] | None = None  # known once the group is formed
         self._cut = False
         self._works: list[TorchWork] = []
         self._gloo: Any = None
-        self._nccl: Any = None
+
+    @property
+    def reaches_devices(self) -> bool:
+        """Whether tensors can go from accelerator to accelerator."""
+        return self._devices is not None
 
     def form(self, posts: PostBox, address: str, patience_seconds: float) -> None:
         """Find the others by way of *posts*; listen for them at *address* alone."""
@@ -144,6 +196,10 @@ class TorchGroup:
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
             self._sockets = _connected_sockets() - self._before
             self._check_connections(self._sockets)
+            self._store.set(f"device/{self.rank}", self._device_type)
+            self.device_types = {self._store.get(f"device/{rank}").decode() for rank in range(self.size)}
+            if len(self.device_types) == 1 and self._device_type in LIBRARIES:
+                self._connect_devices(patience_seconds)
         except RuntimeError as error:
             raise PeerLostError(f"could not form the group: {str(error).splitlines()[0]}") from None
         finally:
@@ -151,17 +207,25 @@ class TorchGroup:
         if self._cut:
             self.cut_connections()
 
+    def _connect_devices(self, patience_seconds: float) -> None:
+        store = PrefixStore("devices", self._store)
+        self._devices = devices = DeviceCollectives(self._device_type, store, self.rank, self.size, patience_seconds)
+        if not self._cut:  # else the thread that cuts connections came before this object existed
+            devices.connect()
+        if self._cut:
+            raise RuntimeError("a worker was lost meanwhile")
+
     def _check_connections(self, sockets: set[tuple[int, int]]) -> None:
         """Raise RuntimeError unless each connection is with a worker of the group, which has posted it itself."""
         mine = {ends for descriptor, _ in sockets if (ends := _endpoints(descriptor)) is not None}
         self._store.set(f"connections/{self.rank}", json.dumps(sorted(mine)))
         others = [rank for rank in range(self.size) if rank != self.rank]
         posted = [json.loads(self._store.get(f"connections/{rank}")) for rank in others]
-        theirs = [{(there, port, here, own) for here, own, there, port in ends} for ends in posted]
+        theirs = [{(peer, port, here, own) for here, own, peer, port in ends} for ends in posted]
         known = set().union(*theirs)
         accepted = {ends for ends in mine if ends[:2] in _listening_addresses()}
         if accepted - known or not all(mine & ends for ends in theirs):
-            raise RuntimeError("somebody else has connected in a worker's place")
+            raise RuntimeError("another process has connected in a worker's place")
 
     def sum(self, tensor: Tensor) -> TorchWork:
         return self._all_reduce(tensor, dist.ReduceOp.SUM)
@@ -170,16 +234,43 @@ class TorchGroup:
         return self._all_reduce(tensor, dist.ReduceOp.MAX)
 
     def gather(self, tensor: Tensor, into: list[Tensor]) -> TorchWork:
-        return self._started(lambda: self._backend(tensor).allgather([into], [tensor]))
+        return self._started([*into, tensor], lambda library, tensors: library.allgather([tensors[:-1]], tensors[-1:]))
 
     def broadcast(self, tensor: Tensor, source: int) -> TorchWork:
         options = dist.BroadcastOptions()
         options.rootRank = source
-        return self._started(lambda: self._backend(tensor).broadcast([tensor], options))
+        return self._started([tensor], lambda library, tensors: library.broadcast(tensors, options))
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> TorchWork:
+        copy = tensor if tensor.device.type == "cpu" else tensor.cpu()
+        return self._kept(lambda: MessageWork(self._gloo.send([copy], to, tag), tensor, copy, arrives=False))
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> TorchWork:
+        copy = tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
+        return self._kept(lambda: MessageWork(self._gloo.recv([copy], source, tag), tensor, copy, arrives=True))
+
+    def exchange(self, outgoing: Tensor, to: Sequence[int], incoming: Tensor, of: Sequence[int]) -> TorchWork:
+        options = dist.AllToAllOptions()
+        return self._started(
+            [incoming, outgoing],
+            lambda library, tensors: library.alltoall_base(tensors[0], tensors[1], list(of), list(to), options),
+        )
+
+    def settle(self) -> None:
+        if self._devices is None:
+            return
+        # A peer whose patience has ended leaves, and this one's may have begun later: gloo's sockets show it at once.
+        in_time = self._devices.is_idle(
+            lambda: not all(_is_connected(*connection) for connection in self._sockets or ())
+        )
+        if self._cut or not in_time:
+            raise PeerLostError("a worker of this job went away or is late, in a collective between devices")
 
     def cut_connections(self) -> None:
         """Make every collective of this group fail, here and on the peers."""
         self._cut = True
+        if (devices := self._devices) is not None:  # another thread may be leaving the group
+            devices.abort()
         ours = self._sockets if self._sockets is not None else _connected_sockets() - self._before
         # A descriptor's number may be another socket's by now, even a listening one's.
         for descriptor, _ in ours & _connected_sockets():
@@ -193,8 +284,10 @@ class TorchGroup:
             with contextlib.suppress(PeerLostError):
                 work.wait()
         self._works.clear()
-        remains = [self._gloo, self._nccl]
-        self._gloo = self._nccl = None
+        if self._devices is not None:
+            self._devices.leave()
+        remains = [self._gloo, self._devices]
+        self._gloo = self._devices = None
         # Gloo's own threads look up every 10 ms, and taking a group apart waits for two or three of those.
         threading.Thread(target=remains.clear).start()
 
@@ -207,26 +300,41 @@ class TorchGroup:
     def _all_reduce(self, tensor: Tensor, operation: Any) -> TorchWork:
         options = dist.AllreduceOptions()
         options.reduceOp = operation
-        return self._started(lambda: self._backend(tensor).allreduce([tensor], options))
+        return self._started([tensor], lambda library, tensors: library.allreduce(tensors, options))
 
-    def _started(self, start: Callable[[], Any]) -> TorchWork:
+    def _started(self, tensors: list[Tensor], collective: Callable[[Any, list[Tensor]], Any]) -> TorchWork:
+        def start() -> TorchWork:
+            if tensors[0].device.type == "cpu":
+                return TorchWork(collective(self._gloo, tensors))
+            if self._devices is not None:
+                return TorchWork(self._devices.start(lambda library: collective(library, tensors)))
+            copies = [tensor.cpu() for tensor in tensors]
+            return StagedWork(collective(self._gloo, copies), tensors, copies)
+
+        return self._kept(start)
+
+    def _kept(self, start: Callable[[], TorchWork]) -> TorchWork:
+        """What *start* has begun, noted for ``break_off``."""
         if self._cut or self._gloo is None:
             raise PeerLostError("the group is broken")
         try:
-            work = TorchWork(start())
+            work = start()
         except RuntimeError as error:
             raise PeerLostError(f"a worker of this job went away: {str(error).splitlines()[0]}") from None
         self._works = [work, *(w for w in self._works if not w.is_done())]
         return work
 
-    def _backend(self, tensor: Tensor) -> Any:
-        if not tensor.is_cuda:
-            return self._gloo
-        if self._nccl is None:
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._patience
-            self._nccl = dist.ProcessGroupNCCL(self._store, self.rank, self.size, options)
-        return self._nccl
+
+def _is_connected(descriptor: int, inode: int) -> bool:
+    """Whether a socket is still the one that it was, and its peer has not hung up."""
+    try:
+        if os.fstat(descriptor).st_ino != inode:
+            return False
+    except OSError:
+        return False
+    watch = select.poll()
+    watch.register(descriptor, select.POLLRDHUP)
+    return not watch.poll(0)
 
 
 def _endpoints(descriptor: int) -> Endpoints | None:
@@ -251,12 +359,12 @@ def _connected_sockets() -> set[tuple[int, int]]:
 
     Never a listening one: gloo ends the process if that is touched.
     """
-    found = set()
+    connected = set()
     for descriptor, inode, opened in _internet_sockets():
         with contextlib.suppress(OSError):
             opened.getpeername()
-            found.add((descriptor, inode))
-    return found
+            connected.add((descriptor, inode))
+    return connected
 
 
 def _internet_sockets() -> Iterator[tuple[int, int, socket.socket]]:

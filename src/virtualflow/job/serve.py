@@ -9,7 +9,10 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
+from msgspec import structs
+
 from virtualflow.backends.local import LocalBackend
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import VirtualFlowError
 from virtualflow.job import checkpoints, launch
 from virtualflow.job.backend import Backend
@@ -17,6 +20,8 @@ from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.outcome import JobOutcome
 from virtualflow.job.output import Logged, Sink
+from virtualflow.program import preload_names
+from virtualflow.program.manifest import Program
 from virtualflow.system.home import home
 from virtualflow.system.interrupts import Interrupted, interruptible
 
@@ -41,16 +46,16 @@ def run_job(
             due, checkpoint = launch.take(folder, token) if token is not None else (True, None)
             if not due:
                 return JobOutcome(0)
-            checkpoint = checkpoints.whole(folder, checkpoint, lambda text: _say(output, job, text))
+            checkpoint = checkpoints.whole(folder, checkpoint, lambda text: _print(output, job, text))
             interrupts = owned.enter_context(interruptible())
             try:
-                workers = backend or owned.enter_context(_backend_of(job, lock))
+                workers = backend or owned.enter_context(_backend_of(job, folder, lock))
                 coordinator = Coordinator(job, folder, workers, output, on_tick, checkpoint)
                 interrupts.on_notice = coordinator.notice
                 outcome = coordinator.run()
             except Interrupted:
                 with contextlib.suppress(OSError):
-                    folder.write_state(folder.read_state() | {"state": "CANCELLED", "workers": []})
+                    folder.write_state(structs.replace(folder.read_state(), state=JobState.CANCELLED, workers=()))
                 raise
             number = interrupts.noticed or (signal.SIGTERM if coordinator.was_preempted else None)
             if number is not None and coordinator.was_stopped:
@@ -67,22 +72,33 @@ def run_job(
         output.close()
 
 
-def _say(output: Sink, job: JobSpec, text: str) -> None:
+def _print(output: Sink, job: JobSpec, text: str) -> None:
     output.write(job.devices[0], "stderr", f"{text}\n".encode(), lead=True)
 
 
-def _backend_of(job: JobSpec, lock: int) -> AbstractContextManager[Backend]:
+def _backend_of(job: JobSpec, folder: JobFolder, lock: int) -> AbstractContextManager[Backend]:
+    described, preload = job.description, job.description.preload
+    if preload is None:
+        preload = preload_names.of_program(Program.of(folder.snapshot, described.script), folder.snapshot)
     if job.backend == "local":
         # With the lock: workers that outlive their coordinator for a moment still are the job.
-        return LocalBackend(threads_per_device=job.threads_per_device, hash_seed=job.hash_seed, inherited=[lock])
+        return LocalBackend(
+            threads_per_device=described.threads_per_device,
+            hash_seed=described.hash_seed,
+            inherited=[lock],
+            device_type=described.device_type,
+            emulated=described.emulated.keys(),
+            preload=preload,
+        )
     from virtualflow.backends.ray import RayBackend  # raises LaunchError if Ray is not installed
 
     return RayBackend(
-        threads_per_device=job.threads_per_device,
-        hash_seed=job.hash_seed,
-        device_type=job.device_type,
-        emulated=job.emulated.keys(),
+        threads_per_device=described.threads_per_device,
+        hash_seed=described.hash_seed,
+        device_type=described.device_type,
+        emulated=described.emulated.keys(),
         pinned=job.pinned,
+        preload=preload,
     )
 
 

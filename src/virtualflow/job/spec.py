@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+from virtualflow.core.job_description import JobDescription
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,36 +13,24 @@ class WorkerSpec:
     """Everything a worker needs to know to take part in a job."""
 
     job_id: str
+    description: JobDescription
     job_folder: str
     device: str
     devices: tuple[str, ...]
-    script: str
-    arguments: tuple[str, ...]
     address: str  # where this worker's own sockets listen
     patience_seconds: float
-    owners: tuple[int, ...] | None = None  # the mapping given by hand: a device's index for each virtual node
-    threads_per_device: int = 1
-    device_type: str = "auto"
-    audit: bool = False
-    checkpoint_every: int = 0
     resume_from: str | None = None
     joins: bool = False  # a job that is under way
-    node_sizes: tuple[int, ...] | None = None  # a plan's
     balances: bool = False  # the coordinator publishes a mapping by speed before the first step
     reports_pace: bool = False
     mixed: bool = False
-    instruments: dict[str, Any] = field(default_factory=dict)  # around its engine: see train.instruments
     is_elsewhere: bool = False  # not on the coordinator's machine, so that its line may break while the job goes on
     sees_one: bool = False  # accelerator: the launcher hides the others, and knows which one it is
-    hash_seed: str = "0"  # PYTHONHASHSEED
 
     @property
-    def accelerator(self) -> int:
-        """The index of the device among those of its type. One from another launcher takes the first that it sees."""
-        if self.sees_one:
-            return 0
-        number = self.device.rpartition(":")[2]
-        return int(number) if number.isdigit() else 0
+    def instruments(self) -> dict[str, Any]:
+        """What is put around its engine: see train.instruments."""
+        return {"emulated": self.description.emulated.get(self.device), "measurement": self.description.profiling}
 
     def elsewhere(self, address: str, *, sees_one: bool = False) -> WorkerSpec:
         """The same for a worker on another machine."""

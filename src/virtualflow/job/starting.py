@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from virtualflow.core.roster import Roster
-from virtualflow.errors import LaunchError
-from virtualflow.job.backend import NotReadyError
+from virtualflow.errors import LaunchError, NotReadyError
 from virtualflow.job.balancing import Balancing
 from virtualflow.job.crew import Crew
 from virtualflow.job.early_calls import EarlyCalls
@@ -16,20 +15,20 @@ from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.wire import Wire
 from virtualflow.job.wire_messages import EarlyResult, FromWorker, WorkAssigned
-from virtualflow.program.manifest import Record, changed_text, read_modules
+from virtualflow.program.manifest import RunningProgram, changed_text, read_modules
 
 RETRY_SECONDS = 0.5  # before a worker that could not be started is tried again
 START_SECONDS = 120.0  # for a process to fork the first ones from
 
 
 class Starting:
-    """Starts workers in *crew*, each with what it needs to know; whoever joins is sent the results of early calls."""
+    """Starts workers in *crew*, each with its spec; joiners are sent the results of early calls."""
 
     def __init__(
         self,
         job: JobSpec,
         folder: JobFolder,
-        record: Record,
+        running_program: RunningProgram,
         crew: Crew,
         roster: Roster,
         balancing: Balancing,
@@ -37,7 +36,7 @@ class Starting:
     ) -> None:
         self._job = job
         self._folder = folder
-        self._record = record
+        self._running_program = running_program
         self._crew = crew
         self._roster = roster
         self._balancing = balancing
@@ -45,14 +44,14 @@ class Starting:
         self._early_calls = EarlyCalls()
 
     def check_files(self) -> None:
-        """Raise LaunchError if whoever starts now would not read what the job has read."""
-        if changed := self._record.program.changed():
-            raise LaunchError(changed_text(map(self._record.program.shown, changed)))
+        """Raise LaunchError if a worker that starts now would read other files than the job has read."""
+        if changed := self._running_program.program.changed():
+            raise LaunchError(changed_text(map(self._running_program.program.shown, changed)))
 
     def start_first(self, device: str, address: str, wait: Callable[[float], None]) -> None:
         """Start a worker of the job's first generation, which is there from the beginning or not at all.
 
-        *wait* lets so many seconds pass until the next try.
+        *wait* takes the seconds until the next try, and lets them pass.
         """
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -77,7 +76,7 @@ class Starting:
         self._send_early_results(device)
 
     def keep(self, result: EarlyResult) -> None:
-        """Keep the result of an early call for those who join, and send it to those who are on their way."""
+        """Keep the result of an early call for later joiners, and send it to those that are starting."""
         if self._early_calls.add(result):
             for device in self._roster.starting:
                 self._crew.send(device, result)
@@ -90,24 +89,15 @@ class Starting:
         job = self._job
         return WorkerSpec(
             job_id=job.job_id,
+            description=job.description,
             job_folder=str(self._folder.path),
             device=device,
             devices=self._roster.generation.devices,
-            script=job.script,
-            arguments=job.arguments,
             address=address,
             patience_seconds=job.patience_seconds,
-            owners=job.owners,
-            threads_per_device=job.threads_per_device,
-            device_type=job.device_type,
-            audit=job.audit,
             joins=joins,
-            node_sizes=job.node_sizes,
-            balances=self._roster.speeds is not None and job.owners is None,
+            balances=self._roster.speeds is not None and job.description.owners is None,
             reports_pace=self._balancing.needs_step_times,
             mixed=self._balancing.mixed,
-            instruments={"emulated": job.emulated.get(device), "measurement": job.profiling},
-            checkpoint_every=job.checkpoint_every,
             resume_from=str(self._resume_from) if self._resume_from else None,
-            hash_seed=job.hash_seed,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping as MappingType
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType, to_builtins
+from msgspec import Struct, to_builtins
 
 from virtualflow.core.generation import Cause
 from virtualflow.core.job_state import JobState
@@ -19,27 +19,34 @@ class WorkerStatus(Struct, frozen=True):
     """Where a worker of the current generation is, and its virtual nodes."""
 
     device: str
-    machine: str
-    pid: int
-    virtual_nodes: tuple[int, ...]
+    machine: str = ""
+    pid: int = 0
+    virtual_nodes: tuple[int, ...] = ()
 
 
 class JobStatus(Struct, frozen=True):
-    """What ``vf status`` shows of a job's membership."""
+    """What ``vf status`` shows of a job's membership, as its coordinator or its manager has written it."""
 
     state: JobState
-    generation: int
-    virtual_nodes: int | None  # None until the script has made its Trainer
-    workers: tuple[WorkerStatus, ...]
-    wanted: tuple[str, ...]  # devices
-    resizes: int  # this and the other counts: since the job began, whoever has run it
-    failures: int
-    remaps: int
-    overran_waves: int
-    asked: bool  # whether a verb has asked the job to stop
-    preempted: tuple[str, ...]  # devices whose workers got a preemption notice
-    lost: bool  # whether the job failed through no fault of its script
-    reason: str | UnsetType = UNSET  # the last line of what went wrong
+    generation: int = 0
+    virtual_nodes: int | None = None  # None until the script has made its Trainer
+    workers: tuple[WorkerStatus, ...] = ()
+    wanted: tuple[str, ...] = ()  # devices
+    resizes: int = 0  # this and the other counts: since the job began, over all coordinators
+    failures: int = 0
+    remaps: int = 0
+    overran_waves: int = 0
+    asked: bool = False  # whether a verb has asked the job to stop
+    preempted: tuple[str, ...] = ()  # devices whose workers got a preemption notice
+    lost: bool = False  # whether the job failed through no fault of its script
+    reason: str = ""  # the last line of what went wrong
+    launched: float = 0.0  # when, as long as no coordinator has written anything
+    over: bool = False  # whether a manager knows that the job never runs again
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Of its workers."""
+        return tuple(worker.device for worker in self.workers)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, as they stand in ``state.json``."""
@@ -78,7 +85,7 @@ def status_of(
         asked=ending.was_asked_for,
         preempted=tuple(sorted(ending.preempted)),
         lost=ending.is_no_fault_of_the_script,
-        reason=ending.reason or UNSET,
+        reason=ending.reason,
     )
 
 

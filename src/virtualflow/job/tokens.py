@@ -43,13 +43,13 @@ _PROOF_BYTES = 4096  # that a connection may send before it has shown the token
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is in a token file: the secret, and the fingerprint of the certificate of whoever made it."""
+    """What is in a token file: the secret, and the fingerprint of its creator's certificate."""
 
     secret: bytes
     fingerprint: str = ""
 
     def proof(self, side: str, nonce: str) -> str:
-        """What shows that *side* has the token, to whoever has sent *nonce*."""
+        """Proves to the sender of *nonce* that *side* has the token."""
         words = f"{side} {nonce} {self.fingerprint}"
         return hmac.new(self.secret, words.encode(), hashlib.sha256).hexdigest()
 
@@ -158,7 +158,7 @@ def _shake_hands(connection: socket.socket, token: Token, place: str) -> WorkAss
     except (OSError, MessageError) as error:
         raise LaunchError(f"the job at {place} refused: the token is not the one of its --token-file") from error
     if not token.is_proven_by(proof.answer, JOB, nonce):
-        raise LaunchError(f"whoever answers at {place} does not have the token: it is not the job")
+        raise LaunchError(f"the server at {place} does not have the token, so it is not the job")
     try:
         work = decoded(ASSIGNMENTS, _line(connection))
     except OSError as error:

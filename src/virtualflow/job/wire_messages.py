@@ -1,7 +1,7 @@
 """Every message between a coordinator, its workers, and the verbs of ``vf``: a line of JSON each, tagged with its type.
 
 What may come over a connection is a union of these types, and its decoder stands at the end of this module.
-``Wire`` decodes each line once; nobody behind it looks at JSON.
+``Wire`` decodes each line once; no other module parses JSON of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from virtualflow.core.generation import Generation
+from virtualflow.core.job_view import DeviceUse
 from virtualflow.job.spec import Failure, WorkerSpec
 from virtualflow.job.status import JobStatus
 
@@ -55,7 +56,7 @@ class TrainerMade(Message, frozen=True):
 
 
 class FirstLoopLeft(Message, frozen=True):
-    """A second Trainer has begun to train: nobody can join its loop."""
+    """A second Trainer has begun to train: no worker can join its loop."""
 
 
 class ScriptFinished(Message, frozen=True):
@@ -129,6 +130,12 @@ class StepTime(Message, frozen=True):
     seconds: float
     overran: int  # virtual nodes that took longer than on the device that they emulate
     generation: int
+
+
+class ResourceUse(Message, frozen=True):
+    """What the worker uses of its machine; sent now and then instead of a heartbeat."""
+
+    use: DeviceUse
 
 
 class ShrinkJob(Message, frozen=True):
@@ -240,15 +247,16 @@ FromWorker = (
     | PeerLost
     | Leaving
     | StepTime
+    | ResourceUse
     | ShrinkJob
     | ExchangeWorker
 )
 ToWorker = GroupPost | EarlyResult | NewGeneration | Released | AllFinished
-Request = GetStatus | ResizeJob | MoveJob | StopJob
+JobRequest = GetStatus | ResizeJob | MoveJob | StopJob
 
 FROM_WORKER: Decoder[FromWorker] = Decoder(FromWorker)
 TO_WORKER: Decoder[ToWorker] = Decoder(ToWorker)
-REQUESTS: Decoder[Request] = Decoder(Request)
+REQUESTS: Decoder[JobRequest] = Decoder(JobRequest)
 ANSWERS: Decoder[StatusReport | Refusal] = Decoder(StatusReport | Refusal)
 CHALLENGES: Decoder[Challenge] = Decoder(Challenge)
 TOKEN_PROOFS: Decoder[TokenProof] = Decoder(TokenProof)

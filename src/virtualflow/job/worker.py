@@ -14,13 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from virtualflow.core.devices import CPU, type_of
+from virtualflow.core import device_choice
+from virtualflow.core.devices import CPU
+from virtualflow.core.job_view import DeviceUse
 from virtualflow.core.membership import JobContext
 from virtualflow.core.seeds import derive
-from virtualflow.errors import ConfigError, CoordinatorLostError, LaunchError, PeerLostError, VirtualFlowError
+from virtualflow.errors import CoordinatorLostError, LaunchError, NoTrainerError, PeerLostError, VirtualFlowError
 from virtualflow.job.member import Leave, Member
 from virtualflow.job.spec import Failure, WorkerSpec
 from virtualflow.job.wire import BEATS, Wire
@@ -31,6 +32,7 @@ from virtualflow.job.wire_messages import (
     JoinRefused,
     Message,
     ModuleLoaded,
+    ResourceUse,
     ToWorker,
     WorkerFailed,
 )
@@ -39,16 +41,21 @@ from virtualflow.program.file_reads import ChangedFile, Reading
 from virtualflow.program.manifest import Program
 from virtualflow.program.overlay import Overlay
 from virtualflow.program.runner import run_script
+from virtualflow.system import device_locks
 from virtualflow.system.hash_seed import hash_seed_here
-from virtualflow.train import instruments, solo
+from virtualflow.system.usage import CpuMeter, resident_bytes
+from virtualflow.train import accelerators, instruments, solo
 from virtualflow.train import trainer as _preloaded  # noqa: F401  (before the fork, so that a worker starts at once)
+from virtualflow.train.memory_advice import is_out_of_memory
 from virtualflow.train.seeding import pin_threads, reseed
-from virtualflow.train.step import is_out_of_memory
+from virtualflow.train.shared_errors import device_of, place_notes
 
 _log = logging.getLogger("virtualflow")
+USE_SECONDS = 2.0  # between two reports of what this process uses
+NO_TRAINER_CODE = 3  # the exit code of a job whose script trained without a Trainer on several devices
 WITHOUT_TRAINER = (
     "every device trains a copy of its own, of which all but one are lost, because nothing joins them. Let a "
-    "vf.Trainer make the steps, as in `trainer = vf.Trainer(...)`, `trainer.step(batch)`; or use one device."
+    "vf.Trainer make the steps (`vf port {script}` says what to change), or use one device."
 )
 
 
@@ -58,8 +65,8 @@ def run(spec: WorkerSpec, control: int) -> int:
     wire = Wire(socket.socket(fileno=control), TO_WORKER)
     threading.Thread(target=_beat, args=(wire, spec.patience_seconds / BEATS), daemon=True).start()
     snapshot, reports = Path(spec.job_folder, "snapshot"), _Reports(wire)
-    overlay = Overlay(Program.of(snapshot, spec.script), snapshot, reports)
-    reading = Reading(overlay, spec.job_folder, lambda: Program.of(snapshot, spec.script), reports)
+    overlay = Overlay(Program.of(snapshot, spec.description.script), snapshot, reports)
+    reading = Reading(overlay, spec.job_folder, lambda: Program.of(snapshot, spec.description.script), reports)
     try:
         member = _enter(spec, wire, lambda: _program_facts(overlay, reading))
         solo.install(member)
@@ -67,7 +74,7 @@ def run(spec: WorkerSpec, control: int) -> int:
         _await_first_step(spec, member, reading)
         reading.start()
         try:
-            code = run_script(overlay, spec.script, spec.arguments)
+            code = run_script(overlay, spec.description.script, spec.description.arguments)
         except instruments.MeasurementDone:
             code = 0
         if os.getpid() != process:
@@ -78,7 +85,7 @@ def run(spec: WorkerSpec, control: int) -> int:
         atexit._run_exitfuncs()  # the process ends without returning to the interpreter that it was forked from
         return code
     except (Leave, CoordinatorLostError):
-        return 0  # asked to go; or nobody is left to ask, and the lead has left a checkpoint
+        return 0  # it was released; or the coordinator is gone, and the lead has left a checkpoint
     except BaseException as error:
         if os.getpid() != process:
             traceback.print_exc()
@@ -90,16 +97,18 @@ def run(spec: WorkerSpec, control: int) -> int:
             error = LaunchError(str(error)).with_traceback(error.__traceback__)
         # Sent to the coordinator, so that it is shown once.
         text = _traceback_of(overlay.program.script, error)
-        failure = Failure(spec.device, type(error).__name__, text, isinstance(error, PeerLostError))
+        device = device_of(error) or spec.device
+        failure = Failure(device, type(error).__name__, text, isinstance(error, PeerLostError))
         wire.send(WorkerFailed(failure))
-        return 1
+        return NO_TRAINER_CODE if isinstance(error, NoTrainerError) else 1
 
 
 def _beat(wire: Wire[ToWorker], seconds: float) -> None:
-    """Show the coordinator that this process runs, whatever its script does."""
+    """Send heartbeats to the coordinator, independent of the script, with this process's use of its machine."""
+    meter = CpuMeter()
     while True:
-        time.sleep(seconds)
-        wire.beat()
+        time.sleep(min(seconds, USE_SECONDS))
+        wire.send(ResourceUse(DeviceUse(meter.cores(), resident_bytes(), accelerators.allocated_bytes())))
 
 
 class _Reports:
@@ -124,53 +133,49 @@ class _Reports:
 
 
 def _enter(spec: WorkerSpec, wire: Wire[ToWorker], facts: Callable[[], dict[str, Any]]) -> Member:
-    if spec.hash_seed != (here := hash_seed_here()):
+    described = spec.description
+    if described.hash_seed != (here := hash_seed_here()):
         raise LaunchError(
-            f"the job has PYTHONHASHSEED={spec.hash_seed}, and this worker {here}: its sets would have another order. "
-            "Whoever starts the worker must set it before Python starts."
+            f"the job has PYTHONHASHSEED={described.hash_seed}, and this worker {here}: sets would have another order. "
+            "Set it in the environment of the worker's launcher: Python reads it when it starts."
         )
-    pin_threads(spec.threads_per_device)
+    pin_threads(described.threads_per_device)
+    device_type = claim_device(spec)
     reseed(derive(0, spec.job_id))  # without a seed, too, all workers draw the same, whenever they start
-    device_type = _claim_device(spec)
     job = JobContext(
         spec.job_id,
         Path(spec.job_folder),
-        spec.audit,
-        spec.threads_per_device,
+        described,
         device_type,
-        spec.checkpoint_every,
         Path(spec.resume_from) if spec.resume_from else None,
-        spec.node_sizes,
         spec.mixed,
-        bool(spec.instruments.get("measurement")),
         instruments.chosen(spec.instruments),
         facts,
     )
     return Member(spec, job, wire)
 
 
-def _claim_device(spec: WorkerSpec) -> str:
-    wanted = type_of(spec.device)
-    if spec.instruments.get("emulated") or spec.device_type == "cpu":
-        return "cpu"
-    if wanted == CPU and spec.device_type == "auto" and not torch.cuda.is_available():
-        return "cpu"
-    present = list(range(torch.cuda.device_count()))
-    if wanted != CPU and not spec.sees_one:
-        present = [number for number in present if wanted.lower() in torch.cuda.get_device_name(number).lower()]
-    if spec.accelerator >= len(present):
-        raise ConfigError(
-            f"device {spec.device} does not exist: this machine has {len(present)} such device(s). Use at most that "
-            "many, --device-type cpu, or emulate the type: --emulate WORKLOAD, or --device-file FILE."
-        )
-    torch.cuda.set_device(present[spec.accelerator])
-    return "cuda"
+def claim_device(spec: WorkerSpec) -> str:
+    """Make one of the machine's devices this worker's own, until it ends; return torch's word for its type."""
+    device_type = spec.description.device_type
+    if spec.instruments.get("emulated") or device_type == CPU:
+        return CPU
+    present = accelerators.present()
+    if device_choice.runs_on_cpu(spec.device, device_type, present):
+        return CPU
+    if not spec.sees_one:
+        device_choice.check([spec.device], device_type, present)
+    indices = [0] if spec.sees_one else device_choice.candidates(spec.device, device_type, present)
+    owner = f"job {spec.job_id} (process {os.getpid()})"
+    index = indices[device_locks.claim([present[candidate].identity for candidate in indices], owner)]
+    accelerators.use(index)
+    return present[index].device_type
 
 
 def _program_facts(overlay: Overlay, reading: Reading) -> dict[str, Any]:
     program = overlay.program
     facts = provenance.code_facts({**program.modules, **source.loaded()}, overlay.read, program.revision)
-    files = {program.shown(file): digest[: provenance.SHORT] for file, digest in reading.told.items()}
+    files = {program.shown(file): digest[: provenance.SHORT] for file, digest in reading.digests.items()}
     return facts | {"files": files}
 
 
@@ -182,7 +187,7 @@ def _await_first_step(spec: WorkerSpec, member: Member, reading: Reading) -> Non
             return
         reading.notes = False
         if not member.has_trainer and len(spec.devices) > 1 and spec.device == spec.devices[0]:
-            _log.warning("warning: %s", WITHOUT_TRAINER)
+            _log.warning("warning: %s", WITHOUT_TRAINER.format(script=spec.description.script))
 
     register_optimizer_step_pre_hook(stepped)
 
@@ -191,10 +196,12 @@ def _check_trainer(spec: WorkerSpec, member: Member) -> None:
     if member.has_trainer:
         return
     if len(spec.devices) > 1 or spec.joins:
-        raise LaunchError(f"the script has ended, and it has made no Trainer: {WITHOUT_TRAINER}")
+        why = WITHOUT_TRAINER.format(script=spec.description.script)
+        raise NoTrainerError(f"the script has ended, and it has made no Trainer: {why}")
     _log.warning(
         "warning: the script has ended, and it has made no Trainer: it ran as under plain python, and can be neither "
-        "resized nor resumed. Let a vf.Trainer make its steps."
+        "resized nor resumed. Let a vf.Trainer make its steps: `vf port %s` says what to change.",
+        spec.description.script,
     )
 
 
@@ -207,7 +214,10 @@ def _traceback_of(script: str, error: BaseException) -> str:
         library = str(Path(__file__).resolve().parent.parent)
         shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith((library, "<frozen"))]
         shown.__cause__ = None
-    text = "".join(shown.format())
+    # First where it was met: what a job has failed of is in the last line.
+    notes = place_notes(error)
+    shown.__notes__ = [note for note in shown.__notes__ or () if note not in notes]
+    text = "".join([*(f"{note}\n" for note in notes), *shown.format()])
     if is_out_of_memory(error) and not isinstance(error, VirtualFlowError):
         text += "The device ran out of memory: more virtual nodes (each is then smaller) need less of it.\n"
     return text

@@ -36,7 +36,7 @@ class Backups:
 
     def is_due(self, now: float) -> bool:
         """Whether the newest daily copy is older than a day, or from a time that has not come yet."""
-        newest = next((each for each in self.newest_first() if each.stem.endswith(DAILY)), None)
+        newest = next((copy for copy in self.newest_first() if copy.stem.endswith(DAILY)), None)
         return newest is None or not 0 <= now - newest.stat().st_mtime < DAY_SECONDS
 
     def make_if_due(self, now: float) -> None:
@@ -47,6 +47,11 @@ class Backups:
         if self.is_due(now):
             self._making = threading.Thread(target=self._make_and_log, name="backup", daemon=True)
             self._making.start()
+
+    def wait(self) -> None:
+        """Until the copy that is being made, if any, is complete."""
+        if self._making is not None:
+            self._making.join()
 
     def _make_and_log(self) -> None:
         try:
@@ -66,6 +71,7 @@ class Backups:
             source = sqlite3.connect(f"{self._records.as_uri()}?mode=ro", uri=True)
             with closing(source), closing(sqlite3.connect(partial)) as copy:
                 source.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE")  # one file: no log and index beside it when it is read
             wrong = damage(partial)
             if wrong is not None:
                 raise RecordsError(f"the records can't be copied: {wrong}")
@@ -73,13 +79,13 @@ class Backups:
         except (OSError, sqlite3.Error) as error:
             partial.unlink(missing_ok=True)
             raise RecordsError(f"the records can't be copied to {self.folder}: {error}") from error
-        for old in [each for each in self.newest_first() if each.stem.endswith(why)][MAX_COPIES:]:
+        for old in [copy for copy in self.newest_first() if copy.stem.endswith(why)][MAX_COPIES:]:
             old.unlink()
         return target
 
     def newest_whole(self) -> Path | None:
         """The newest copy that can be read."""
-        return next((each for each in self.newest_first() if damage(each) is None), None)
+        return next((copy for copy in self.newest_first() if damage(copy) is None), None)
 
     def restore(self, backup: Path) -> Path:
         """Put *backup* in the records' place, and move those aside; return to where. No manager may run meanwhile."""

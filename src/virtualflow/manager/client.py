@@ -23,6 +23,7 @@ from virtualflow.system.home import home
 ANSWER_SECONDS = 30.0
 RECORDS = "jobs.sqlite"
 NOBODY = "no manager runs here. `vf cluster up` starts one."
+NO_ADDRESS = "{!r} is not the address of a manager: expected http://HOST:PORT or https://HOST:PORT"
 
 
 def folder() -> Path:
@@ -65,7 +66,15 @@ class Client:
                 address = (folder / "address").read_text().strip()
             except (OSError, UnicodeDecodeError):
                 raise ManagerError(NOBODY) from None
-        token = tokens.read_token(Path(token_file or folder / "token"), create=False)
+        file = Path(token_file or folder / "token")
+        if not re.match(r"https?://[^/]", address):
+            raise ManagerError(NO_ADDRESS.format(address))
+        if not file.exists():
+            raise ManagerError(
+                f"there is no token file {file} for the manager at {address}. Copy $VF_HOME/cluster/token from its "
+                "machine, and set VF_TOKEN_FILE to the copy."
+            )
+        token = tokens.read_token(file, create=False)
         return cls(address, token.secret.decode(), token.fingerprint)
 
     @classmethod
@@ -85,11 +94,11 @@ class Client:
 
     def job_id(self, job: str) -> str:
         """The id of the job with this id, beginning of an id, or name."""
-        names = {each["id"]: each["name"] for each in self.get("/api/jobs")}
-        found = job_called(job, names)
-        if found is None and not re.fullmatch(r"[\w-]{1,64}", job):
+        names = {view["id"]: view["name"] for view in self.get("/api/jobs")}
+        job_id = job_called(job, names)
+        if job_id is None and not re.fullmatch(r"[\w-]{1,64}", job):
             raise UnknownJobError(f"the manager has no job {job!r}. The newest ones: {', '.join(list(names)[-5:])}.")
-        return found or job  # perhaps one that ended long ago
+        return job_id or job  # perhaps one that ended long ago
 
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None)
@@ -112,7 +121,7 @@ class Client:
             where = urlsplit(self.address)
             connection = self._connection(where.scheme, where.hostname or "", where.port)
         except (ValueError, http.client.HTTPException) as error:
-            raise ManagerError(f"{self.address!r} is no address of a manager: expected http://HOST:PORT") from error
+            raise ManagerError(NO_ADDRESS.format(self.address)) from error
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         try:
             connection.request(
@@ -121,7 +130,7 @@ class Client:
             answer = connection.getresponse()
             text = answer.read().decode(errors="replace")
         except ConnectionRefusedError:
-            raise ManagerError(f"nobody answers at {self.address}: {NOBODY}") from None
+            raise ManagerError(f"no manager answers at {self.address}. `vf cluster up` starts one there.") from None
         except (OSError, http.client.HTTPException) as error:
             raise ManagerError(
                 f"the manager at {self.address} did not answer: {error or type(error).__name__}"
@@ -141,7 +150,7 @@ class Client:
 
 
 class _Pinned(http.client.HTTPSConnection):
-    """Sends nothing to whoever has another certificate than the one of the token file."""
+    """Sends nothing to a server whose certificate is not the one of the token file."""
 
     def __init__(self, host: str, port: int | None, fingerprint: str) -> None:
         super().__init__(host, port, timeout=ANSWER_SECONDS, context=tls.client_context())
@@ -158,5 +167,7 @@ def _detail(text: str) -> str:
     except (ValueError, AttributeError):
         return text
     if isinstance(detail, list):  # of what was sent, this is wrong
-        return "; ".join(f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in detail)
+        return "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc'][1:])}: {problem['msg']}" for problem in detail
+        )
     return str(detail)

@@ -1,4 +1,4 @@
-"""A submitted job as others need it: the scheduler, its coordinator, and whoever looks into its folder."""
+"""A submitted job as the scheduler, its coordinator and its folder need it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from virtualflow.cluster.job import Job
 from virtualflow.core.devices import Pool, type_of
 from virtualflow.job.folder import JobFolder, JobSpec, write_json
+from virtualflow.job.status import JobStatus
 from virtualflow.manager import environment
 from virtualflow.manager.estimates import expected_seconds
 from virtualflow.manager.record import Record
@@ -27,17 +28,16 @@ class Cluster:
     emulated: Mapping[str, Mapping[str, Any]]  # by device: those that stand for others
     backend: str = "local"
     patience_seconds: float = 30.0
-    device_type: str = "auto"  # "cpu": cores, whatever the devices are called
+    device_type: str = "auto"  # "cpu": cores, even if the devices have other names
     machines: Mapping[str, str] = field(default_factory=dict)  # by device: its machine's id, if there are several
     environment: Mapping[str, str] = field(default_factory=dict)  # what coordinators need to find them
 
 
 def for_scheduler(record: Record, devices: int) -> Job:
-    """In a cluster of so many devices."""
+    """In a cluster of this size."""
     demand = min(record.max_devices, devices)
     length = expected_seconds(record)
-    min_devices = min(record.min_devices, demand)
-    return Job(record.id, record.submitted, demand, length, priority=record.priority, min_devices=min_devices)
+    return Job(record.id, record.submitted, demand, length, priority=record.priority, min=min(record.min, demand))
 
 
 def for_coordinator(
@@ -70,9 +70,15 @@ def write_folder(folder: JobFolder, record: Record, spec: JobSpec, submission: S
 
 def write_state(folder: JobFolder, record: Record) -> None:
     """For ``vf status``, while no coordinator writes it; and for a manager that has lost its records."""
-    state = {"state": record.state, "workers": [], "generation": 0, "virtual_nodes": record.virtual_nodes}
-    state |= {"over": record.is_over}
-    if reason := record.failure or record.trouble:
-        state["reason"] = reason.splitlines()[-1]
+    reason = (record.failure or record.trouble or "").splitlines()
     with contextlib.suppress(OSError):  # a full disk
-        folder.write_state(state | folder.read_counts())
+        counts = folder.read_counts()
+        folder.write_state(
+            JobStatus(
+                record.state,
+                virtual_nodes=record.virtual_nodes,
+                reason=reason[-1] if reason else "",
+                over=record.is_over,
+                **counts,
+            )
+        )

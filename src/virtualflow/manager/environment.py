@@ -35,19 +35,19 @@ def allowed(environment: Mapping[str, str]) -> dict[str, str]:
 
 def chosen(environment: Mapping[str, str], options: Sequence[str]) -> dict[str, str]:
     """What goes with a job whose owner has named more: ``NAME``, ``NAME=VALUE`` or a pattern such as ``WANDB_*``."""
-    found = allowed(environment)
+    variables = allowed(environment)
     for option in options:
         name, is_set, value = option.partition("=")
         if not name or (is_set and not name.isidentifier()):
             raise ConfigError(f"--env {option}: expected NAME, NAME=VALUE or a pattern such as 'WANDB_*'")
         if is_set:
-            found[name] = value
+            variables[name] = value
             continue
-        named = {each: environment[each] for each in environment if fnmatchcase(each, name)}
+        named = {variable: environment[variable] for variable in environment if fnmatchcase(variable, name)}
         if not named:
             raise ConfigError(f"--env {name}: there is no such variable here. Set it, or use --env {name}=VALUE.")
-        found |= named
-    return found
+        variables |= named
+    return variables
 
 
 def keep(folder: Path, environment: Mapping[str, str]) -> None:

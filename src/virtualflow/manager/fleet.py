@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from virtualflow.core.job_state import JobState
 from virtualflow.errors import DamagedError, LaunchError, UnreachableError
 from virtualflow.events import STREAM
 from virtualflow.job import control, launch
+from virtualflow.job.device_use import UseReader, Uses
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.history import Watch
 from virtualflow.job.output import LEAD_LOG
 from virtualflow.job.status import JobStatus
-from virtualflow.job.wire_messages import GetStatus, MoveJob, Request, StopJob
+from virtualflow.job.wire_messages import GetStatus, JobRequest, MoveJob, StopJob
 from virtualflow.manager.hung import Escalation
 from virtualflow.manager.lifecycle import HowEnded
 from virtualflow.system.home import home
@@ -84,12 +85,13 @@ class _Running:
 
     holds: tuple[str, ...]  # the devices that its workers are on, or will be
     target: tuple[str, ...] | None  # where its coordinator was last sent, as it has confirmed
+    asked: float  # when it was last asked something
     unconfirmed: tuple[str, ...] = ()  # where it was sent, though it has not answered
-    state: dict[str, Any] = field(default_factory=dict)
+    status: JobStatus | None = None  # as its coordinator wrote it last
+    use: Uses = field(default_factory=dict)  # what its workers use of their machines
     process: Process | None = None  # its coordinator, if this manager has started it
     written: tuple[int, int] | None = None  # the state that was read last
-    request: tuple[Request, Future[JobStatus]] | None = None  # a request that is under way
-    asked: float = field(default_factory=time.monotonic)  # when it was last asked something
+    request: tuple[JobRequest, Future[JobStatus]] | None = None  # a request that is under way
     ask_after: float = 0.0
     stopped: bool | None = None  # whether it was asked to stop with a checkpoint, or without; None: not at all
     silent_since: float | None = None  # the first request of those that it has not answered
@@ -100,14 +102,24 @@ class _Running:
 class Fleet:
     """Every method is about one job by its id, and costs the same however many there are.
 
-    None of them waits for a coordinator. One that is silent for four times *patience_seconds* is ended.
+    None of them waits for a coordinator. One that does not answer within *answer_seconds* is asked again later; one
+    that is silent for four times *patience_seconds* is ended.
     """
 
-    def __init__(self, patience_seconds: float = 30.0, launcher: Launcher = launch.start) -> None:
+    def __init__(
+        self,
+        patience_seconds: float = 30.0,
+        launcher: Launcher = launch.start,
+        clock: Callable[[], float] = time.monotonic,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
         self._jobs: dict[str, _Running] = {}
         self._watches: dict[str, Watch] = {}
+        self._use_readers: dict[str, UseReader] = {}
         self._patience_seconds = patience_seconds
         self._launcher = launcher
+        self._clock = clock
+        self._answer_seconds = answer_seconds
         self._askers = ThreadPoolExecutor(MAX_ASKED, thread_name_prefix="ask")
 
     def folder(self, job_id: str) -> JobFolder:
@@ -120,9 +132,13 @@ class Fleet:
             self._watches[job_id].read()
         return self._watches[job_id]
 
-    def state(self, job_id: str) -> dict[str, Any]:
-        """What the job's coordinator last wrote of itself."""
-        return self._jobs[job_id].state if job_id in self._jobs else {}
+    def status(self, job_id: str) -> JobStatus | None:
+        """What the job's coordinator last wrote of itself, if it runs and has written something."""
+        return self._jobs[job_id].status if job_id in self._jobs else None
+
+    def use(self, job_id: str) -> Uses:
+        """What the job's workers use of their machines, as of the last look."""
+        return self._jobs[job_id].use if job_id in self._jobs else {}
 
     def holds(self, job_id: str) -> tuple[str, ...]:
         """The devices that the job's workers are on."""
@@ -147,7 +163,7 @@ class Fleet:
         except LaunchError:
             return None
         folder.change(spec)
-        self._jobs[job_id] = _Running(spec.devices, spec.devices)
+        self._jobs[job_id] = _Running(spec.devices, spec.devices, self._clock())
         return token
 
     def start(self, job_id: str, token: str, origin: Origin) -> None:
@@ -169,12 +185,12 @@ class Fleet:
             began = self.folder(job_id).spec().devices
         except (OSError, DamagedError):
             began = ()
-        self._jobs[job_id] = _Running(began or tuple(devices), None)
+        self._jobs[job_id] = _Running(began or tuple(devices), None, self._clock())
 
     def look(self, job_id: str) -> End | None:
         """See how a job is doing; return how it has ended, if it has. Raises OSError if that can't be read now."""
         folder, job = self.folder(job_id), self._jobs[job_id]
-        self._take_answer(job_id, job)
+        self._take_answer(job)
         pending = folder.launch.exists()  # asked before the lock, under which a launch is taken: one of both is seen
         if folder.is_locked():
             self._look_at_running(job_id, folder, job)
@@ -196,14 +212,15 @@ class Fleet:
 
     def _look_at_running(self, job_id: str, folder: JobFolder, job: _Running) -> None:
         if (written := folder.state_written()) != job.written:  # most looks find nothing new, and cost little
-            if (state := folder.read_state())["state"] != JobState.UNKNOWN:  # what is damaged is written again soon
-                job.state = state
+            if (status := folder.read_state()).state != JobState.UNKNOWN:  # what is damaged is written again soon
+                job.status = status
             job.written = written
         self.watch(job_id).read()
-        if devices := tuple(worker["device"] for worker in job.state.get("workers", ())):
+        job.use = self._use_readers.setdefault(job_id, UseReader(folder.path)).read()
+        if job.status is not None and (devices := job.status.devices):
             job.holds = devices
-            job.target = job.target or tuple(job.state.get("wanted", devices))
-        now = time.monotonic()
+            job.target = job.target or job.status.wanted or devices
+        now = self._clock()
         if now > job.asked + PING_SECONDS:
             self._ask(job_id, GetStatus())
         if job.silent_since is not None and now > job.silent_since + 4 * self._patience_seconds:
@@ -215,7 +232,7 @@ class Fleet:
         """Whether the coordinator's process has ended, as it does soon after it has let go of its lock."""
         if process.poll() is not None:
             return True
-        now = time.monotonic()
+        now = self._clock()
         job.leaves_since = job.leaves_since or now
         if now > job.leaves_since + self._patience_seconds:
             _log.warning(
@@ -227,6 +244,7 @@ class Fleet:
     def forget(self, job_id: str) -> None:
         """A job has ended."""
         del self._jobs[job_id]
+        self._use_readers.pop(job_id, None)
 
     def move(self, job_id: str, devices: tuple[str, ...]) -> None:
         """Let the job go on with just these devices."""
@@ -238,17 +256,17 @@ class Fleet:
         if self._jobs[job_id].stopped != checkpoint:
             self._ask(job_id, StopJob(checkpoint))
 
-    def _ask(self, job_id: str, request: Request) -> None:
+    def _ask(self, job_id: str, request: JobRequest) -> None:
         """Ask the coordinator, one thing at a time. A later look takes its answer."""
         job = self._jobs[job_id]
-        now = time.monotonic()
+        now = self._clock()
         if job.request is not None or now < job.ask_after:
             return
         job.asked = now
         job.unconfirmed = (*job.unconfirmed, *(request.devices if isinstance(request, MoveJob) else ()))
-        job.request = request, self._askers.submit(control.ask, self.folder(job_id), request, ANSWER_SECONDS)
+        job.request = request, self._askers.submit(control.ask, self.folder(job_id), request, self._answer_seconds)
 
-    def _take_answer(self, job_id: str, job: _Running) -> None:
+    def _take_answer(self, job: _Running) -> None:
         """Take in what the coordinator has answered, if it has."""
         if job.request is None or not job.request[1].done():
             return
@@ -262,35 +280,35 @@ class Fleet:
             elif isinstance(request, StopJob):
                 job.stopped = request.checkpoint
             return
-        job.ask_after = time.monotonic() + ASK_AGAIN_SECONDS
+        job.ask_after = self._clock() + ASK_AGAIN_SECONDS
         if not isinstance(error, UnreachableError | OSError):  # it has refused
             job.silent_since, job.ending, job.unconfirmed = None, None, ()
             return
-        starts = job.state.get("state", JobState.STARTING) == JobState.STARTING and not isinstance(request, StopJob)
-        if not starts or isinstance(error.__cause__, TimeoutError | BlockingIOError):
+        starts = job.status is None or job.status.state == JobState.STARTING
+        if not starts or isinstance(request, StopJob) or isinstance(error.__cause__, TimeoutError | BlockingIOError):
             # It hangs, or it is gone and something that it has left behind holds its lock.
             job.silent_since = job.silent_since or job.asked
 
 
 def _end_of(folder: JobFolder) -> End:
     try:
-        state = folder.written_state()
+        status = folder.written_state()
     except FileNotFoundError:
         return End(HowEnded.UNCLEAR, f"it has ended, and how is not known: {folder.path / 'state.json'} is gone")
     except DamagedError as error:
         return End(HowEnded.UNCLEAR, f"it has ended, and how is not known: {error}")
-    if state["state"] == JobState.DONE:
+    if status.state == JobState.DONE:
         return End(HowEnded.DONE)
-    if state["state"] == JobState.FAILED and folder.failure.exists():
+    if status.state == JobState.FAILED and folder.failure.exists():
         text = _last_lines(folder.failure) or _last_lines(folder.path / "logs" / LEAD_LOG)
         # Workers that were killed are no fault of the script's.
         return End(
-            HowEnded.CRASHED if state.get("lost") else HowEnded.FAILED,
+            HowEnded.CRASHED if status.lost else HowEnded.FAILED,
             text or "the script ended with an error, and printed nothing",
         )
-    if state["state"] in (JobState.DONE, JobState.CANCELLED) and state.get("asked"):
+    if status.state in (JobState.DONE, JobState.CANCELLED) and status.asked:
         return End(HowEnded.STOPPED)
-    return End(HowEnded.CRASHED, _last_lines(folder.path / launch.LOG), tuple(state.get("preempted", ())))
+    return End(HowEnded.CRASHED, _last_lines(folder.path / launch.LOG), status.preempted)
 
 
 def _last_lines(path: Path) -> str:

@@ -19,9 +19,11 @@ STOPPING = {
 def view_of(manager: Manager, record: Record, place: int | None, now: float) -> JobView:
     """A job of *manager*; *place* is its place in the queue."""
     runs = record.state == JobState.RUNNING
-    live = manager.fleet.state(record.id) if runs else {}
+    status = manager.fleet.status(record.id) if runs else None
+    workers = status.workers if status is not None else ()
     watch = manager.fleet.watch(record.id) if record.started is not None else None
     progress = watch.progress(running=runs) if watch is not None else Progress()
+    use = manager.fleet.use(record.id) if runs else {}
     run_seconds = lifecycle.run_seconds(record, now)
     return JobView(
         id=record.id,
@@ -32,15 +34,16 @@ def view_of(manager: Manager, record: Record, place: int | None, now: float) -> 
         step=progress.step,
         steps=progress.steps,
         loss=progress.loss,
+        metrics=progress.metrics,
         examples_per_second=progress.examples_per_second,
         eta_seconds=progress.eta_seconds,
         priority=record.priority,
         demand=record.demand,
         want=record.max_devices,
-        min=record.min_devices,
+        min=record.min,
         cap=record.cap,
         virtual_nodes=record.virtual_nodes,
-        mapping={worker["device"]: worker.get("virtual_nodes", []) for worker in live.get("workers", [])},
+        mapping={worker.device: list(worker.virtual_nodes) for worker in workers},
         queued_seconds=round(max(0.0, (record.ended or now) - record.submitted - run_seconds), 1),
         run_seconds=round(run_seconds, 1),
         resizes=record.resizes,
@@ -49,6 +52,7 @@ def view_of(manager: Manager, record: Record, place: int | None, now: float) -> 
         submitted=record.submitted,
         started=record.started,
         ended=record.ended,
+        use={worker.device: use[worker.device] for worker in workers if worker.device in use},
     )
 
 
@@ -84,11 +88,11 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
         return "the cluster has no devices at the moment"
     state = manager.scheduler.jobs.get(record.id)
     if state is not None and not snapshot.within_reach(state.job):
-        return f"the cluster has {snapshot.devices} device(s) now, and it needs at least {state.job.min_devices}"
+        return f"the cluster has {snapshot.devices} device(s) now, and it needs at least {state.job.min}"
     if manager.policy.round_seconds is not None and snapshot.idle:
         return f"it may start at the next round; rounds take {manager.policy.round_seconds:.0f} s"
     ahead = f"{place} job(s) are ahead of it, and " if place else ""
     if snapshot.idle:
-        needed = record.min_devices if record.min_devices > snapshot.idle else record.max_devices
+        needed = record.min if record.min > snapshot.idle else record.max_devices
         return f"{ahead}only {snapshot.idle} device(s) are free, which is not enough for its {needed}"
     return f"{ahead}all {snapshot.devices} device(s) are in use, and the policy takes none away for it"

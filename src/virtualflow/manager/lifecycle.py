@@ -1,7 +1,7 @@
 """How a job's record changes: ``(record, event) -> (record, effects)``. Reads no clock, does no I/O.
 
-The manager saves the record first and carries the effects out then, so that whoever finds the record after a death
-knows what was meant.
+The manager saves the record first and carries the effects out then. If it dies in between, the next one reads from the
+record what was meant.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class HowEnded(StrEnum):
 
     DONE = "done"
     FAILED = "failed"  # by its script
-    STOPPED = "stopped"  # because somebody asked for that
+    STOPPED = "stopped"  # on request
     CRASHED = "crashed"  # through no fault of the script
     NOT_LAUNCHED = "not launched"
-    UNCLEAR = "unclear"  # what is left of it does not show how: somebody has to decide
+    UNCLEAR = "unclear"  # its files do not show how: its owner has to decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorFound:
-    """Somebody else has started it."""
+    """The job already has a coordinator, which this manager has not started."""
 
     now: float
 
@@ -82,7 +82,7 @@ class Ended:
     text: str = ""
 
 
-Event = (
+LifecycleEvent = (
     PauseRequested
     | ResumeRequested
     | CancelRequested
@@ -106,10 +106,10 @@ class Effect(StrEnum):
 
 Step = tuple[Record, tuple[Effect, ...]]
 REST = (Effect.WRITE_STATE,)
-OVER = (Effect.ERASE_VARIABLES, Effect.WRITE_STATE, Effect.LEAVE_SCHEDULER)
+ON_END = (Effect.ERASE_VARIABLES, Effect.WRITE_STATE, Effect.LEAVE_SCHEDULER)
 
 
-def after(record: Record, event: Event) -> Step:
+def after(record: Record, event: LifecycleEvent) -> Step:
     """The record after *event*, and what is to be done then. Raises ManagerError if that can't be asked for now."""
     match event:
         case PauseRequested(now):
@@ -163,7 +163,7 @@ def _resumed(record: Record, now: float) -> Step:
 def _cancelled(record: Record, now: float) -> Step:
     if record.state == JobState.RUNNING:
         return replace(_without_devices(record), wish=Wish.CANCEL), (Effect.LEAVE_SCHEDULER,)
-    return _over(record, JobState.CANCELLED, now), OVER
+    return _over(record, JobState.CANCELLED, now), ON_END
 
 
 def _ended(record: Record, end: Ended) -> Step:
@@ -178,15 +178,15 @@ def _ended(record: Record, end: Ended) -> Step:
         record = replace(record, failed=record.failed + 1)
         beyond_help = record.failed > record.retries
     if end.how == HowEnded.DONE:
-        return _over(record, JobState.DONE, end.now), OVER
+        return _over(record, JobState.DONE, end.now), ON_END
     if record.wish == Wish.CANCEL or (end.how == HowEnded.STOPPED and record.wish is None):
-        return _over(record, JobState.CANCELLED, end.now), OVER
+        return _over(record, JobState.CANCELLED, end.now), ON_END
     if end.how == HowEnded.UNCLEAR:  # perhaps it was done
         trouble = f"{text}. `vf resume {record.id}` lets it go on from its last checkpoint"
         undecided = replace(_without_devices(record), trouble=trouble)
         return _at_rest(undecided, JobState.PAUSED, end.now), (*REST, Effect.LEAVE_SCHEDULER)
     if beyond_help:
-        return replace(_over(record, JobState.FAILED, end.now), failure=text.strip()), OVER
+        return replace(_over(record, JobState.FAILED, end.now), failure=text.strip()), ON_END
     # The scheduler knows why it does not run, or still counts on it.
     return _at_rest(record, JobState.PAUSED if record.wish == Wish.PAUSE else JobState.QUEUED, end.now), REST
 

@@ -13,7 +13,6 @@ import logging
 import shutil
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,16 +29,16 @@ from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.core.job_state import JobState
 from virtualflow.errors import (
-    DamagedError,
     ManagerError,
     RecordsError,
     UnknownJobError,
     VirtualFlowError,
 )
-from virtualflow.job import checkpoints, launch
+from virtualflow.job import checkpoints
 from virtualflow.manager import description, lifecycle, orphans
 from virtualflow.manager.description import Cluster
-from virtualflow.manager.fleet import Fleet, Launcher
+from virtualflow.manager.fleet import Fleet
+from virtualflow.manager.job_errors import JobErrors
 from virtualflow.manager.reconciler import Reconciler
 from virtualflow.manager.record import Record
 from virtualflow.manager.records import Records
@@ -49,7 +48,7 @@ from virtualflow.system.clock import Steady
 from virtualflow.system.home import home, new_job_id
 
 MIN_FREE_BYTES = 32 << 20  # on disk, for a submit
-STRAY_SECONDS = 10.0  # between two looks for jobs that run and are not known
+ORPHAN_SECONDS = 10.0  # between two looks for jobs that run and are not known
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _log = logging.getLogger(__name__)
@@ -64,22 +63,22 @@ class Manager:
         policy: Policy,
         records: Records,
         clock: Callable[[], float] = time.time,
-        launcher: Launcher = launch.start,
+        fleet: Fleet | None = None,
     ) -> None:
         self.cluster = cluster
         self.policy = policy
         self.clock = clock  # what is written down for people
         self.started = clock()
         self.records = records
-        self.fleet = Fleet(cluster.patience_seconds, launcher)
+        self.fleet = fleet or Fleet(cluster.patience_seconds)
         self.lock = threading.RLock()
         self._seconds = Steady(clock)  # what the scheduler goes by
         self.reconciler = Reconciler(cluster, policy, records, self.fleet, clock, self._seconds)
         self._driver = self.reconciler.driver
         self._handle, self._job = self._driver.handle, self._driver.job
-        self._problems: dict[str, str] = {}  # by job: what was last logged of it
-        self._not_mine: set[str] = set()  # folders of jobs that ``vf run`` has started
-        self._strays_after = 0.0
+        self._errors = JobErrors(records.mark_changed)
+        self._orphans = orphans.RunningOrphans()
+        self._look_for_orphans_after = 0.0
         self._stopping = False
         self._take_over()
 
@@ -112,7 +111,7 @@ class Manager:
             self.reconciler.learn(self.records.unfinished(job_id).id, priority=priority)
 
     def cap(self, job_id: str, devices: int | None) -> None:
-        """Let a job have at most so many devices; None lifts that."""
+        """Limit the devices that a job may have; None lifts the limit."""
         if devices is not None and not 1 <= devices <= self.devices:
             raise ManagerError(f"a job can have 1 to {self.devices} device(s) here, not {devices}")
         with self.lock:
@@ -125,18 +124,28 @@ class Manager:
 
     def resume(self, job_id: str, from_checkpoint: str | None = None) -> None:
         """Let a paused job go on: from its last checkpoint, or from the file or the step of its own that is given."""
+        chosen = None
+        if from_checkpoint is not None:
+            with self.lock:
+                folder = self.fleet.folder(self._paused(job_id).id)
+            chosen = checkpoints.chosen(folder, from_checkpoint)  # reads all of it, so without the lock
         with self.lock:
-            record = self.records.unfinished(job_id)
-            if from_checkpoint is not None:
-                self._go_back(record, from_checkpoint)
+            self.records.unfinished(job_id)
+            if chosen is not None:
+                self._go_back(self._paused(job_id), chosen)
             self.reconciler.change(job_id, lifecycle.ResumeRequested(self.clock()))
 
-    def _go_back(self, record: Record, choice: str) -> None:
+    def _paused(self, job_id: str) -> Record:
+        record = self.records.unfinished(job_id)
         if record.state != JobState.PAUSED:
             raise ManagerError(f"job {record.id} is not paused: its state is {record.state}. Pause it first.")
+        return record
+
+    def _go_back(self, record: Record, checkpoint: Path) -> None:
         folder = self.fleet.folder(record.id)
         with folder.locked():
-            checkpoint = checkpoints.chosen(folder, choice)
+            if not checkpoint.is_file():  # another request has gone further back meanwhile
+                raise ManagerError(f"{checkpoint} was just set aside. Choose again.")
             for path in checkpoints.set_newer_aside(folder, checkpoint):
                 _log.info("job %s: set aside: %s", record.id, path)
             if checkpoint.parent != folder.checkpoints:
@@ -149,10 +158,10 @@ class Manager:
             self.reconciler.change(self.records.unfinished(job_id).id, lifecycle.CancelRequested(self.clock()))
 
     def orphans(self) -> list[dict[str, Any]]:
-        """Folders of jobs that nobody has a record of, and that do not run."""
+        """Folders of jobs that have no record and do not run."""
         with self.lock:
             known = {record.id for record in self.records.all()}
-        return [orphans.described(folder) for folder in orphans.strays(known)]
+        return [orphans.described(folder) for folder in orphans.unrecorded(known)]
 
     def take_in(self, job_id: str) -> None:
         """Make a job of an orphan again: paused, until ``resume``."""
@@ -172,15 +181,15 @@ class Manager:
 
     @property
     def problems(self) -> list[str]:
-        """What those who look should know, beside what there is to know of each job."""
-        found = [self._driver.problem, self.records.problem]
+        """Problems of the cluster as a whole: of its policy, and of its records."""
+        texts = [self._driver.problem, self.records.problem]
         if names := ", ".join(self.records.unreadable):
-            found.append(f"the records of these jobs are damaged, and left as they are: {names}")
-        return [text for text in found if text]
+            texts.append(f"the records of these jobs are damaged, and left as they are: {names}")
+        return [text for text in texts if text]
 
     def problem_of(self, job_id: str) -> str:
-        """What goes wrong with a job, and is tried again."""
-        return (self._problems.get(job_id, "").strip().splitlines() or [""])[-1]
+        """The last error of a job whose action is tried again; empty if there is none."""
+        return self._errors.last_line(job_id)
 
     @property
     def devices(self) -> int:
@@ -226,9 +235,10 @@ class Manager:
         """The record's, in more detail while the job runs."""
         if record.state != JobState.RUNNING:
             return record.state
-        state = self.fleet.state(record.id).get("state", JobState.STARTING)
+        status = self.fleet.status(record.id)
+        state = status.state if status is not None else JobState.STARTING
         live = (JobState.STARTING, JobState.RUNNING, JobState.RESIZING)
-        return JobState(state) if state in live else JobState.RUNNING
+        return state if state in live else JobState.RUNNING
 
     def tick(self) -> None:
         """Look at the jobs, wake the scheduler, and do what is due."""
@@ -237,50 +247,39 @@ class Manager:
             now = self._seconds()
             if not self._stopping and self._driver.is_due(now):
                 self._handle(Woken(now))
-            well = self._for_each(self.reconciler.look_at, [record.id for record in self.records.running()])
-            self._for_each(
-                self.reconciler.direct, [each for each in well if self.records[each].state == JobState.RUNNING]
+            healthy = self._errors.for_each(self.reconciler.look_at, [record.id for record in self.records.running()])
+            self._errors.for_each(
+                self.reconciler.direct, [job_id for job_id in healthy if self.records[job_id].state == JobState.RUNNING]
             )
             if not self._stopping:
-                waiting = [each for each in self.records.all() if each.state == JobState.QUEUED and each.devices]
-                self._for_each(self.reconciler.launch, [record.id for record in waiting])
-            if now > self._strays_after:
-                self._strays_after = now + STRAY_SECONDS
-                for record in self._running_strays():
+                waiting = [
+                    record for record in self.records.all() if record.state == JobState.QUEUED and record.devices
+                ]
+                self._errors.for_each(self.reconciler.launch, [record.id for record in waiting])
+            if now > self._look_for_orphans_after:
+                self._look_for_orphans_after = now + ORPHAN_SECONDS
+                for record in self._running_orphans():
                     self._take_in(record)
             self.records.backups.make_if_due(self.clock())
-
-    def _for_each(self, action: Callable[[str], None], job_ids: Iterable[str]) -> list[str]:
-        """What goes wrong with one job is logged, tried again, and no other job's concern. Return the others."""
-        well = []
-        for job_id in job_ids:
-            try:
-                action(job_id)
-                self._problems.pop(job_id, None)
-                well.append(job_id)
-            except Exception:
-                text = traceback.format_exc()
-                if self._problems.get(job_id) != text:
-                    _log.error("job %s:\n%s", job_id, text)
-                    self.records.version += 1
-                self._problems[job_id] = text
-        return well
 
     def _take_over(self) -> None:
         """Go on with what an earlier manager has left, without touching jobs that run."""
         devices = set(self.scheduler.placement.devices)
         if lost := self.records.lost() & devices:
             self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))
-        self._for_each(self._catch_up, [record.id for record in self.records.all() if not record.is_over])
-        self.records.save(self._running_strays())
+        self._errors.for_each(self._catch_up, [record.id for record in self.records.all() if not record.is_over])
+        self.records.save(self._running_orphans())
         self._driver.note_arrivals(self._seconds())
         for record in self.records.running():
             self.fleet.adopt(record.id, record.devices)
             self.reconciler.change(record.id, lifecycle.ManagerReplaced())
-        found = taken_over(self.records.all(), devices - lost)
-        self.records.save([each for each in (*found.running, *found.waiting) if each != self.records[each.id]])
-        running = tuple((self._job(record), record.devices) for record in found.running)
-        self._handle(JobsRestored(self._seconds(), running, tuple(map(self._job, found.waiting))))
+        restored = taken_over(self.records.all(), devices - lost)
+        self.records.save(
+            [record for record in (*restored.running, *restored.waiting) if record != self.records[record.id]]
+        )
+        running = tuple((self._job(record), record.devices) for record in restored.running)
+        waiting, attained = tuple(map(self._job, restored.waiting)), self.records.attained(self.clock())
+        self._handle(JobsRestored(self._seconds(), running, waiting, attained))
 
     def _catch_up(self, job_id: str) -> None:
         record = self.records[job_id]
@@ -290,21 +289,8 @@ class Manager:
             _log.warning("job %s is %s, though its record says %s: that is older", job_id, facts["state"], record.state)
             self.records.update(job_id, **facts)
 
-    def _running_strays(self) -> list[Record]:
-        """Jobs of a manager's that run, and of which there is no record."""
-        found = []
-        known = {record.id for record in self.records.all()} | self._not_mine
-        for path in sorted(set((home() / "jobs").glob("*")) - {home() / "jobs" / name for name in known}):
-            folder = self.fleet.folder(path.name)
-            try:
-                if not orphans.is_managed(folder):
-                    self._not_mine.add(path.name)
-                elif folder.is_locked():
-                    found.append(orphans.adopted(folder, self.clock()))
-                    _log.warning("job %s runs, and there is no record of it: it is taken in", path.name)
-            except (OSError, DamagedError) as error:
-                _log.error("%s is locked by an unknown process: %s", path, error)
-        return found
+    def _running_orphans(self) -> list[Record]:
+        return self._orphans.find({record.id for record in self.records.all()}, self.clock())
 
     def _take_in(self, record: Record) -> None:
         """A job that was found while this manager was at work."""

@@ -6,15 +6,16 @@ One that runs is taken in, as its folder and its coordinator show it. The others
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from virtualflow.core.job_state import ENDED, JobState
+from virtualflow.core.job_state import JobState
 from virtualflow.errors import DamagedError, LaunchError
 from virtualflow.events import STREAM
 from virtualflow.job import lock_holders
@@ -27,12 +28,38 @@ from virtualflow.manager.hung import SERVE
 from virtualflow.manager.record import Record
 from virtualflow.system.home import home
 
+_log = logging.getLogger(__name__)
 
-def strays(known: Container[str]) -> Iterator[JobFolder]:
+
+def unrecorded(known: Container[str]) -> Iterator[JobFolder]:
     """Folders of managed jobs that are not *known*, oldest first; with those that do not show whose they are."""
     for path in sorted((home() / "jobs").glob("*")):
         if path.name not in known and path.is_dir() and is_managed(JobFolder(path)):
             yield JobFolder(path)
+
+
+class RunningOrphans:
+    """Finds jobs of a manager that run and have no record."""
+
+    def __init__(self) -> None:
+        self._not_managed: set[str] = set()  # jobs that ``vf run`` has started: looked at once
+
+    def find(self, recorded_ids: Collection[str], now: float) -> list[Record]:
+        """Those that are not in *recorded_ids*, each as a new record."""
+        jobs = home() / "jobs"
+        known = {*recorded_ids, *self._not_managed}
+        records = []
+        for path in sorted(path for path in jobs.glob("*") if path.name not in known):
+            folder = JobFolder(path)
+            try:
+                if not is_managed(folder):
+                    self._not_managed.add(path.name)
+                elif folder.is_locked():
+                    records.append(adopted(folder, now))
+                    _log.warning("job %s runs, and there is no record of it: it is taken in", path.name)
+            except (OSError, DamagedError) as error:
+                _log.error("%s is locked by an unknown process: %s", path, error)
+        return records
 
 
 def is_managed(folder: JobFolder) -> bool:
@@ -46,25 +73,25 @@ def is_managed(folder: JobFolder) -> bool:
 def caught_up(record: Record, folder: JobFolder, now: float) -> dict[str, Any]:
     """What a record of a job that does not run lacks: it may be older than the job's folder.
 
-    That is so if somebody has put back a copy of the records.
+    That is so after an older copy of the records was restored.
     """
     if folder.is_locked():
-        devices = tuple(worker["device"] for worker in folder.read_state()["workers"]) or folder.spec().devices
+        devices = folder.read_state().devices or folder.spec().devices
         facts = {"state": JobState.RUNNING, "wish": None, "devices": devices}
         return facts | {"started": record.started or now, "launched": now}
     try:
-        state = folder.written_state()
+        status = folder.written_state()
     except (FileNotFoundError, DamagedError):
         return {}
-    is_over = state["state"] == JobState.DONE or (state.get("over") is True and state["state"] in ENDED)
+    is_over = status.state == JobState.DONE or (status.over and status.state.is_ended)
     if not is_over:
         return {}
-    failure = str(state.get("reason", "")) if state["state"] == JobState.FAILED else None
-    return {"state": JobState(state["state"]), "ended": now, "devices": (), "failure": failure}
+    failure = status.reason if status.state == JobState.FAILED else None
+    return {"state": status.state, "ended": now, "devices": (), "failure": failure}
 
 
 def described(folder: JobFolder) -> dict[str, Any]:
-    """An orphan, for those who look."""
+    """An orphan as ``vf cluster orphans`` shows it."""
     watch = Watch(folder.path / STREAM)
     watch.read()
     checkpoint = folder.latest_checkpoint()
@@ -73,8 +100,8 @@ def described(folder: JobFolder) -> dict[str, Any]:
     try:
         record = record_of(folder, time.time())
         described_as |= {"name": record.name, "script": record.description.script}
-        state = folder.read_state()
-        described_as |= {"state": state["state"], "reason": state.get("reason", "")}
+        status = folder.read_state()
+        described_as |= {"state": status.state, "reason": status.reason}
     except (OSError, DamagedError) as error:
         described_as |= {"state": JobState.UNKNOWN, "reason": str(error)}
     return described_as
@@ -82,15 +109,15 @@ def described(folder: JobFolder) -> dict[str, Any]:
 
 def record_of(folder: JobFolder, now: float) -> Record:
     """The job of *folder* as far as that, and its coordinator if there is one, show it. Raises DamagedError."""
-    state = folder.read_state()
+    status = folder.read_state()
     record = _as_submitted(folder) or _as_launched(folder.path.name, folder.spec(), now)
     record = replace(
         record,
         state=JobState.PAUSED,
-        devices=tuple(worker["device"] for worker in state["workers"]),
-        virtual_nodes=state.get("virtual_nodes") or record.virtual_nodes,
-        resizes=state.get("resizes", 0),
-        failures=state.get("failures", 0),
+        devices=status.devices,
+        virtual_nodes=status.virtual_nodes or record.virtual_nodes,
+        resizes=status.resizes,
+        failures=status.failures,
     )
     for pid in lock_holders.holders(folder.lock):
         words = lock_holders.words_of(pid)
@@ -133,10 +160,10 @@ def _as_launched(job_id: str, spec: JobSpec, now: float) -> Record:
     return Record(
         id=job_id,
         description=replace(spec.description, emulated={}),
-        directory=str(Path(spec.script).parent),
+        directory=str(Path(spec.description.script).parent),
         interpreter=sys.executable,
         priority=1.0,
         demand=demand,
-        min_devices=1,
+        min=1,
         submitted=now,
     )

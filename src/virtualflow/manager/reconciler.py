@@ -12,6 +12,7 @@ from virtualflow.cluster.policies.base import Policy
 from virtualflow.errors import LaunchError
 from virtualflow.job import launch
 from virtualflow.job.folder import JobSpec
+from virtualflow.job.status import JobStatus
 from virtualflow.manager import description, environment, estimates, lifecycle
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.fleet import End, Fleet, Origin
@@ -46,7 +47,7 @@ class Reconciler:
         self._pauses_seen: dict[str, int] = {}
         self._estimated_at: dict[str, float] = {}
 
-    def change(self, job_id: str, event: lifecycle.Event) -> None:
+    def change(self, job_id: str, event: lifecycle.LifecycleEvent) -> None:
         """Save the record as it is after *event*, and then do what follows from it."""
         before = self._records[job_id]
         record, effects = lifecycle.after(before, event)
@@ -66,22 +67,24 @@ class Reconciler:
     def look_at(self, job_id: str) -> None:
         """See how a job that was launched is doing."""
         watch = self._fleet.watch(job_id)
-        before, step, held = self._fleet.state(job_id), watch.step, self._fleet.holds(job_id)
+        before, step, held = self._fleet.status(job_id), watch.step, self._fleet.holds(job_id)
+        use = self._fleet.use(job_id)
         end = self._fleet.look(job_id)
         self._note_pauses(job_id)
         if end is not None:
-            self._lose_preempted(set(end.lost) - set(before.get("preempted", ())))
+            self._lose_preempted(set(end.lost) - _preempted(before))
             self._end(job_id, end)
             return
-        state = self._fleet.state(job_id)
-        self._lose_preempted(set(state.get("preempted", ())) - set(before.get("preempted", ())))
-        self._records.version += state != before or watch.step != step
+        status = self._fleet.status(job_id)
+        self._lose_preempted(_preempted(status) - _preempted(before))
+        self._records.version += status != before or watch.step != step or self._fleet.use(job_id) != use
         if (holds := self._fleet.holds(job_id)) != held:
             self._records.note_devices(job_id, holds, self._clock())
-        record = self._records.update(job_id, resizes=state.get("resizes", 0), failures=state.get("failures", 0))
-        nodes = state.get("virtual_nodes")
-        if isinstance(nodes, int) and nodes >= 1 and nodes != record.virtual_nodes:
-            self.learn(job_id, virtual_nodes=nodes)
+        if status is not None:
+            record = self._records.update(job_id, resizes=status.resizes, failures=status.failures)
+            nodes = status.virtual_nodes
+            if nodes is not None and nodes >= 1 and nodes != record.virtual_nodes:
+                self.learn(job_id, virtual_nodes=nodes)
         self._estimate(job_id)
 
     def _note_pauses(self, job_id: str) -> None:
@@ -90,14 +93,14 @@ class Reconciler:
         self._pauses_seen[job_id] = len(pauses)
 
     def _lose_preempted(self, devices: Iterable[str]) -> None:
-        """Somebody has ended workers with a signal, as one does who needs their devices."""
+        """Workers were ended with a signal from outside, as a machine's owner does who needs the devices."""
         usable = set(self.driver.scheduler.placement.devices) - self.driver.scheduler.placement.lost
         if gone := tuple(sorted(usable.intersection(devices))):
             self.driver.handle(DevicesLost(self._seconds(), gone))  # not saved: before a reboot, all workers are ended
 
     def _end(self, job_id: str, end: End) -> None:
         """The job's coordinator and workers are gone."""
-        watch, has_been_seen, now = self._fleet.watch(job_id), bool(self._fleet.state(job_id)), self._clock()
+        watch, has_been_seen, now = self._fleet.watch(job_id), self._fleet.status(job_id) is not None, self._clock()
         self._fleet.forget(job_id)
         # One that ended while there was no manager had its devices until its last event.
         until = now if has_been_seen or watch.last_time is None else watch.last_time
@@ -106,20 +109,20 @@ class Reconciler:
         self.change(job_id, lifecycle.Ended(end.how, now, watch.step, end.text))
 
     def launch(self, job_id: str) -> None:
-        """Start the job on those of its devices that nobody is on any more."""
+        """Start the job on those of its devices that are free by now."""
         record = self._records[job_id]
         devices = self._free_for(record)
-        if len(devices) < min(record.min_devices, len(record.devices)):
+        if len(devices) < min(record.min, len(record.devices)):
             return
         if record.virtual_nodes is None:
-            devices = devices[: record.min_devices]  # on how many it can run is known when it has made its Trainer
+            devices = devices[: record.min]  # on how many it can run is known when it has made its Trainer
         token = self._fleet.prepare(job_id, self.spec(record, devices))
-        if token is None:  # a coordinator that another manager has started has come after all
+        if token is None:  # a coordinator of an earlier manager has appeared after all
             self._fleet.adopt(job_id, record.devices)
             self.change(job_id, lifecycle.CoordinatorFound(self._clock()))
             return
         self._records.note_devices(job_id, devices, self._clock())
-        # Saved before the start: whoever finds this looks for the launch, and for the lock.
+        # Saved before the start: the next manager then looks for the launch, and for the lock.
         self.change(job_id, lifecycle.Launched(token, self._clock()))
         if not self._records.is_saved(job_id):  # nothing starts without a trace
             launch.withdraw(self._fleet.folder(job_id))
@@ -157,7 +160,7 @@ class Reconciler:
     def _free_for(self, record: Record) -> tuple[str, ...]:
         """Those of a job's devices that no other job is on; the ones it is on come first."""
         state = self.driver.scheduler.jobs.get(record.id)
-        taken = self._fleet.taken({record.id, record.beside, *(state.guests if state is not None else ())})
+        taken = self._fleet.taken({record.id, record.beside, *(state.co_located if state is not None else ())})
         mine = self._fleet.holds(record.id)
         usable = sorted((device for device in record.devices if device not in taken), key=lambda d: d not in mine)
         return tuple(usable[: record.max_devices])
@@ -184,3 +187,7 @@ class Reconciler:
         return description.for_coordinator(
             record, devices, self._cluster, self.driver.scheduler.placement.devices, self.machines
         )
+
+
+def _preempted(status: JobStatus | None) -> set[str]:
+    return set(status.preempted) if status is not None else set()

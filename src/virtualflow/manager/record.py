@@ -8,8 +8,8 @@ from enum import StrEnum
 
 import msgspec
 
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
-from virtualflow.job.job_description import JobDescription
 
 
 class Wish(StrEnum):
@@ -31,7 +31,7 @@ class Record:
     interpreter: str
     priority: float
     demand: int
-    min_devices: int
+    min: int  # devices
     submitted: float  # seconds since the epoch, as all times here
     virtual_nodes: int | None = None  # as its owner says, or learnt when it runs
     expect_seconds: float | None = None  # on the full demand

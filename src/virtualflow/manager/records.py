@@ -29,12 +29,12 @@ CREATE TABLE IF NOT EXISTS lost (device TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS written (by TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS open_segments ON segments (job) WHERE end IS NULL;
 """
-FORMAT = 2  # of the tables: SQLite keeps this number
+FORMAT = 3  # of the tables and of the records in them: SQLite keeps this number
 MAX_SEGMENTS = 5000  # that are shown
 
 
 class Records:
-    """Every change is on disk before anybody acts on it, and ``version`` grows with it."""
+    """Every change is on disk before it is acted upon, and ``version`` grows with it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,6 +54,7 @@ class Records:
             raise
 
     def close(self) -> None:
+        self.backups.wait()
         self._connection.close()
 
     def __contains__(self, job_id: str) -> bool:
@@ -115,6 +116,10 @@ class Records:
         if self._unsaved:
             self.save([self._records[job_id] for job_id in self._unsaved])
 
+    def mark_changed(self) -> None:
+        """Raise ``version`` for a change beside the records, so that pages show it."""
+        self.version += 1
+
     def is_saved(self, job_id: str) -> bool:
         return job_id not in self._unsaved
 
@@ -130,15 +135,21 @@ class Records:
                 row = (job_id, now, None, json.dumps(devices))
                 self._connection.execute("INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?)", row)
 
-    def segments(self) -> list[dict[str, Any]]:
-        """Who had which devices, and when; the newest ones, in order."""
+    def allocations(self) -> list[tuple[str, float, float | None, list[str]]]:
+        """Which job had devices from when to when, and which ones; the newest ones, in order."""
         query = "SELECT job, begin, end, devices FROM segments ORDER BY begin DESC LIMIT ?"
         with self._explained():
             rows = self._connection.execute(query, (MAX_SEGMENTS,)).fetchall()
-        return [
-            {"job": job, "begin": begin, "end": end, "devices": json.loads(devices)}
-            for job, begin, end, devices in reversed(rows)
-        ]
+        return [(job, begin, end, json.loads(devices)) for job, begin, end, devices in reversed(rows)]
+
+    def attained(self, now: float) -> dict[str, float]:
+        """The device-seconds that each job has had."""
+        service = "SUM(MAX(0, COALESCE(end, ?) - begin) * json_array_length(devices))"
+        with contextlib.suppress(RecordsError), self._explained():  # without it, all begin at nothing
+            return dict(
+                self._connection.execute(f"SELECT job, {service} FROM segments GROUP BY job", (now,)).fetchall()
+            )
+        return {}
 
     def lose(self, devices: Iterable[str]) -> None:
         """Devices were taken out: they are gone even if that can't be written."""

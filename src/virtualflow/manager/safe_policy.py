@@ -1,4 +1,4 @@
-"""A policy that fails: jobs keep what they have, it is asked again later, and nobody else falls over it."""
+"""A guard around a policy: if it fails, jobs keep their devices, and it is called again later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from virtualflow.core.devices import Pool
 RETRY_SECONDS = 30.0  # after a failure, until it is asked again even if nothing happens
 
 
-class Careful(Policy):
+class SafePolicy(Policy):
     """Asks *policy*. If that raises, *failed* is called with that, and the last allocation stands."""
 
     def __init__(self, policy: Policy, failed: Callable[[Exception], None], went_well: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class Careful(Policy):
 
 
 class _Seats(Policy):
-    """Puts guests beside their hosts again, and else leaves everything as it is."""
+    """Puts jobs beside their hosts again, and else leaves everything as it is."""
 
     name = "seats"
 
@@ -94,7 +94,10 @@ def made_anew(
     own = {job.id for job, has, host in jobs if has and host is None}
     seats = {job.id: Grant({ANY: len(has)}, host) for job, has, host in jobs if has and host in own}
     running = tuple((job, has) for job, has, _ in jobs if job.id in own)
+    attained = {name: state.attained(now) for name, state in old.jobs.items()}
     new.policy = _Seats(seats)
-    new.handle(JobsRestored(now, running, tuple(job for job, _, _ in jobs if job.id not in own)))
+    new.handle(JobsRestored(now, running, tuple(job for job, _, _ in jobs if job.id not in own), attained))
     new.policy = old.policy
+    for state in new.jobs.values():
+        new.policy.forget(state.job)  # it still refers to the old scheduler's states, which no longer change
     return new

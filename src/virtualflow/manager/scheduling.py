@@ -1,4 +1,4 @@
-"""The scheduler of a manager: what it decides is noted in the records, and what its policy gets wrong hurts nobody."""
+"""The scheduler of a manager: its decisions go into the records, and errors of its policy are contained."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from virtualflow.manager import description, safe_policy
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.record import Record
 from virtualflow.manager.records import Records
-from virtualflow.manager.safe_policy import Careful
+from virtualflow.manager.safe_policy import SafePolicy
 
 START_SECONDS = 5.7  # from a job's start to its first step, as measured: docs/performance.md
 
@@ -47,8 +47,8 @@ class SchedulerDriver:
         done: Callable[[Record], float],
     ) -> None:
         self.policy = policy
-        careful_one = Careful(policy, self._failed, self._is_well)
-        self.scheduler = Scheduler(cluster.pools, careful_one, Profiled(), start_seconds=START_SECONDS)
+        safe_policy = SafePolicy(policy, self._failed, self._is_well)
+        self.scheduler = Scheduler(cluster.pools, safe_policy, Profiled(), start_seconds=START_SECONDS)
         self.problem = ""  # what the policy's last failure was, until it is well again
         self._cluster = cluster
         self._records = records
@@ -57,7 +57,7 @@ class SchedulerDriver:
         self._wakes: list[float] = []
 
     def note_arrivals(self, now: float) -> None:
-        """Of the jobs that were there before: in the order of the records, whatever the clock was then."""
+        """Note when earlier jobs arrived: in the order of the records, even if the clock has jumped since."""
         for record in reversed(self._records.all()):
             now = self._arrivals[record.id] = min(now, record.submitted)
 
@@ -102,13 +102,13 @@ class SchedulerDriver:
         text = f"the policy {self.policy.name} has failed: {type(error).__name__}: {error}. Jobs keep their devices."
         if text != self.problem:
             _log.error("%s\n%s", text, "".join(traceback.format_exception(error)))
-            self._records.version += 1
+            self._records.mark_changed()
         self.problem = text
 
     def _is_well(self) -> None:
         if self.problem:
             _log.info("the policy %s is well again", self.policy.name)
-            self._records.version += 1
+            self._records.mark_changed()
         self.problem = ""
 
     def _start_anew(self, event: Event) -> None:
@@ -130,7 +130,7 @@ class SchedulerDriver:
                 continue
             job = self.job(record)
             has = tuple(device for device in record.devices if device not in lost)[: job.demand]
-            has = has if len(has) >= job.min_devices else ()
+            has = has if len(has) >= job.min else ()
             host = record.beside if record.beside in ids else None  # one that is gone leaves its devices
             records.append(replace(record, devices=has, beside=host))
             jobs.append((job, has, host))

@@ -38,20 +38,20 @@ MAX_LOG_BYTES = 16 << 20  # then a new one is begun, and the old one kept
 _log = logging.getLogger(__name__)
 
 LookForMachines = Callable[[Manager], None]  # that have come or gone
-Emulate = Callable[[Sequence[Pool]], Devices]  # which devices of these pools stand for others
+EmulateDevices = Callable[[Sequence[Pool]], Devices]  # which devices of these pools stand for others
 
 
 @contextmanager
-def local_devices(pools: Sequence[Pool], emulate: Emulate) -> Iterator[tuple[Cluster, LookForMachines]]:
+def local_devices(pools: Sequence[Pool], emulate: EmulateDevices) -> Iterator[tuple[Cluster, LookForMachines]]:
     """This machine's devices."""
     devices = emulate(pools)
     yield Cluster(devices.pools, devices.emulated), lambda _: None
 
 
 @contextmanager
-def ray_devices(emulate: Emulate) -> Iterator[tuple[Cluster, LookForMachines]]:
+def ray_devices(emulate: EmulateDevices) -> Iterator[tuple[Cluster, LookForMachines]]:
     """A Ray cluster's devices, whose machines come and go."""
-    from virtualflow.backends import ray  # raises LaunchError if it is not installed
+    from virtualflow.backends import ray_connection  # raises LaunchError if it is not installed
 
     names, looked = DeviceNames(), time.monotonic()
 
@@ -62,11 +62,11 @@ def ray_devices(emulate: Emulate) -> Iterator[tuple[Cluster, LookForMachines]]:
         nonlocal looked
         if time.monotonic() > looked + RAY_SECONDS:
             looked = time.monotonic()
-            if news := names.update(ray.machines(), time.time()):
+            if news := names.update(ray_connection.machines(), time.time()):
                 manager.change_machines(news, machines())
 
-    with ray.connected():
-        names.update(ray.machines(), time.time())
+    with ray_connection.connected():
+        names.update(ray_connection.machines(), time.time())
         devices = emulate(names.pools)
         known = {name: value for name, value in os.environ.items() if name.startswith("RAY_A")}  # address, token
         yield Cluster(devices.pools, devices.emulated, "ray", machines=machines(), environment=known), look
@@ -97,7 +97,7 @@ def serve(cluster: Cluster, policy: Policy, host: str, port: int | None, look: L
         with serving(ClusterSource(manager), token, listening, end, identity=identity):
             partial = folder() / ".address.partial"
             partial.write_text(f"{scheme}://{host}:{listening.getsockname()[1]}\n")
-            partial.replace(folder() / "address")  # whoever finds it can read it
+            partial.replace(folder() / "address")  # complete before a client can find it
             try:
                 _loop(manager, over, look)
             finally:

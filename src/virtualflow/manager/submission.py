@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from virtualflow.core.emulation import Emulated
+from virtualflow.core.job_description import JobDescription
+from virtualflow.core.job_names import check_name
 from virtualflow.errors import ManagerError
-from virtualflow.job.job_description import JobDescription
 from virtualflow.manager import environment
 from virtualflow.manager.record import Record
 from virtualflow.system.hash_seed import hash_seed_of
@@ -28,26 +28,22 @@ class Submission:
     interpreter: str | None = None
     priority: float = 1.0
     demand: int = 1
-    min_devices: int = 1
+    min: int = 1  # devices: it waits rather than run on fewer
     virtual_nodes: int | None = None
     expect_seconds: float | None = None
     retries: int = 0
 
     def check(self, devices: int) -> None:
-        """Whether a cluster with so many devices can take it."""
-        name = self.description.name
-        if not re.fullmatch(r"\w[\w .@+-]{0,63}", name or "x") or ".." in name:
-            raise ManagerError(
-                f"the name {name!r} can't be used: up to 64 letters, digits, spaces and . _ - @ + are allowed"
-            )
+        """Whether a cluster of this size can take it."""
+        check_name(self.description.name)
         check_priority(self.priority)
         if not 1 <= self.demand <= devices:
             raise ManagerError(f"a demand of {self.demand} can't be met: the cluster has {devices} device(s)")
-        if not 1 <= self.min_devices <= self.demand:
-            raise ManagerError(f"a minimum of {self.min_devices} device(s) does not fit a demand of {self.demand}")
-        if self.virtual_nodes is not None and self.virtual_nodes < self.min_devices:
+        if not 1 <= self.min <= self.demand:
+            raise ManagerError(f"a minimum of {self.min} device(s) does not fit a demand of {self.demand}")
+        if self.virtual_nodes is not None and self.virtual_nodes < self.min:
             raise ManagerError(
-                f"{self.virtual_nodes} virtual node(s) can't run on {self.min_devices} device(s): each device needs one"
+                f"{self.virtual_nodes} virtual node(s) can't run on {self.min} device(s): each device needs one"
             )
         if self.expect_seconds is not None and not 1e-3 <= self.expect_seconds < 1e9:
             raise ManagerError(f"an expected time of {self.expect_seconds} s: it must be at least a millisecond")
@@ -78,7 +74,7 @@ class Submission:
             interpreter=self.interpreter or sys.executable,
             priority=self.priority,
             demand=self.demand,
-            min_devices=self.min_devices,
+            min=self.min,
             submitted=now,
             virtual_nodes=self.virtual_nodes,
             expect_seconds=self.expect_seconds,
@@ -87,5 +83,5 @@ class Submission:
 
 
 def check_priority(priority: float) -> None:
-    if not 1e-3 <= priority < 1e6:  # what is further apart than that, no linear program tells apart
+    if not 1e-3 <= priority < 1e6:  # a linear program can't resolve weights that are further apart
         raise ManagerError(f"a priority is a number above 0, from 0.001 to below a million, not {priority:g}")

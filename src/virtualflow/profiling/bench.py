@@ -24,13 +24,13 @@ from virtualflow.system.home import home, new_job_id
 
 MOST_COUNTS = 4  # of devices, or of machines, at which communication is measured
 
-Costs = tuple[tuple[int, float], ...]  # by count, in seconds
+CommunicationCosts = tuple[tuple[int, float], ...]  # by count, in seconds
 Describe = Callable[[JobFolder], str | None]
 Show = Callable[[str | None], None]  # how far a measurement is, in place of what was shown before; None: no news
 
 
 class InterruptedMeasurement(Exception):  # noqa: N818  (no error)
-    """Somebody has interrupted it; *code* is the exit code for that."""
+    """Ctrl-C or a signal has interrupted it; *code* is the exit code for that."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -38,7 +38,7 @@ class InterruptedMeasurement(Exception):  # noqa: N818  (no error)
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class JoinAddress:
     """Where workers from other machines come in."""
 
     address: str
@@ -60,6 +60,7 @@ class Bench:
     script: Path
     arguments: tuple[str, ...]
     devices: Devices
+    device_type: str  # of the job that measures them, as ``--device-type`` has it
     backend: LocalBackend
     progress: Callable[[str], AbstractContextManager[Show]]
     seconds: float  # that a measurement may take, or wait for machines
@@ -80,7 +81,7 @@ class Bench:
 
         return self._run((name,), want, describe, f"{device_type}: starting")
 
-    def between_devices(self) -> Costs:
+    def between_devices(self) -> CommunicationCosts:
         """What more devices of this machine add to a step at node size 1."""
         most = len(self.devices.names)
 
@@ -90,28 +91,30 @@ class Bench:
         result = self._communication(most, most, describe)
         return _costs(result["step_seconds"])
 
-    def between_machines(self, most: int, door: Door) -> Costs:
+    def between_machines(self, most: int, join: JoinAddress) -> CommunicationCosts:
         """What more machines, with one device each, add to a step at node size 1."""
 
         def describe(folder: JobFolder) -> str | None:
-            missing = most - max(1, len(folder.read_state()["workers"]))
+            missing = most - max(1, len(folder.read_state().workers))
             if (measured := _measured(folder, "machine(s)")) is not None or not missing:
                 return measured or f"communication: {most} machines"
-            return f"waiting for {missing} of {most} machines: run `{door.command}` there"
+            return f"waiting for {missing} of {most} machines: run `{join.command}` there"
 
-        result = self._communication(1, most, describe, door)
-        hosts = sorted({door.host, *(device.rpartition("/")[0] for device in result["devices"][1:])})
+        result = self._communication(1, most, describe, join)
+        hosts = sorted({join.host, *(device.rpartition("/")[0] for device in result["devices"][1:])})
         if len(hosts) < most:
             raise LaunchError(
-                f"{len(hosts)} of {most} machines took part: {', '.join(hosts)}. Run `{door.command}` once on each "
-                f"other machine, with a copy of {door.token_file}, within --minutes; or lower --machines."
+                f"{len(hosts)} of {most} machines took part: {', '.join(hosts)}. Run `{join.command}` once on each "
+                f"other machine, with a copy of {join.token_file}, within --minutes; or lower --machines."
             )
         if result["step_seconds"].keys() != {str(count) for count in _counts(most)}:
             raise LaunchError("a machine was lost while communication was measured. Try again.")
         return _costs(result["step_seconds"])
 
-    def _communication(self, here: int, most: int, describe: Describe, door: Door | None = None) -> dict[str, Any]:
-        """Step times by count, on *most* devices of which so many are *here*: all stand for the first type's."""
+    def _communication(
+        self, here: int, most: int, describe: Describe, join: JoinAddress | None = None
+    ) -> dict[str, Any]:
+        """Step times by count, on *most* devices of which *here* exist: all stand for the first type's."""
         first = type_of(self.devices.names[0])
         names = tuple(f"{first}:{number}" for number in range(here))
         emulated = self.devices.emulated.get(self.devices.names[0])
@@ -123,23 +126,25 @@ class Bench:
             "communication: starting",
             emulated=dict.fromkeys(names, emulated) if emulated else {},
             node_sizes=(1,) * most,
-            listen=door.address if door is not None else None,
-            token_file=str(door.token_file) if door is not None else None,
+            listen=join.address if join is not None else None,
+            token_file=str(join.token_file) if join is not None else None,
         )
 
     def _run(
         self, names: tuple[str, ...], want: dict[str, Any], describe: Describe, title: str, **more: Any
     ) -> dict[str, Any]:
         """Run the script as a job that measures what it is to; return the result."""
-        told = {name: each for name, each in self.devices.emulated.items() if name in names}
+        emulated = {name: facts for name, facts in self.devices.emulated.items() if name in names}
         job = JobSpec.of(
             job_id=new_job_id(),
             script=str(self.script),
             arguments=self.arguments,
             devices=names,
+            device_type=self.device_type,
             profiling=want,
             replace_lost=False,
-            **({"emulated": told} | more),
+            resumable=False,
+            **({"emulated": emulated} | more),
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
         folder.create(job)
@@ -165,7 +170,7 @@ def _counts(most: int) -> list[int]:
     return [*sorted(between, reverse=True), 1]
 
 
-def _costs(step_seconds: dict[str, float]) -> Costs:
+def _costs(step_seconds: dict[str, float]) -> CommunicationCosts:
     """What each count adds to the step of one device alone."""
     by_count = {int(count): seconds for count, seconds in step_seconds.items()}
     return tuple((count, max(0.0, by_count[count] - by_count[1])) for count in sorted(by_count) if count > 1)

@@ -6,7 +6,7 @@ import glob
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from virtualflow.errors import LaunchError
@@ -50,17 +50,21 @@ def take(
     directory: str | None = None,
     environment: Mapping[str, str] | None = None,
     waits: bool = False,
+    module: str = "",
 ) -> Taken:
     """A snapshot of the program that *script* is, as it would run in *directory*, with the files that *include* names.
 
+    With its full name as a *module*, it runs as under ``python -m``.
     For a job that waits for its turn, files that its arguments and its code name are noted: what they are now counts.
     """
     if not script.is_file():
-        raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one.")
+        hint = "" if script.suffix == ".py" else ", or -m for a module"
+        raise LaunchError(f"there is no script {script}. Give a path relative to this folder, or a full one{hint}.")
     here = os.path.abspath(directory or os.getcwd())
-    path = source.search_path(script, os.environ if environment is None else environment)
-    reach = source.reach(script, path)
-    basket = _Basket(os.path.abspath(script))
+    empty = Program(os.path.abspath(script), here, module=module)
+    path = source.search_path(empty.folder, os.environ if environment is None else environment)
+    reach = source.reach(script, path, empty.package)
+    basket = _Basket(empty.script, empty.folder)
     basket.need(reach.modules.values(), "what the script imports")
     basket.need(_included(include, here), "--include")
     basket.add(_named_code(reach, here), "files that the code names")
@@ -74,9 +78,8 @@ def take(
         configs = [file for file in dict.fromkeys(candidates) if file not in basket.copies and may_be_config(file)]
         noted |= {file: digest for file in configs[:MOST_NOTED] if (digest := digest_of_file(file)) is not None}
         basket.left_out += [f"{len(configs) - MOST_NOTED} files that the code names"] if configs[MOST_NOTED:] else []
-    program = Program(
-        script=basket.script,
-        directory=here,
+    program = replace(
+        empty,
         copies=basket.copies,
         path=tuple(
             entry for entry in path if entry != basket.folder and source.is_own(entry) and os.path.exists(entry)
@@ -92,11 +95,11 @@ def take(
 
 
 class _Basket:
-    """Takes copies, so many and so large at most."""
+    """Takes copies, within limits of number and size."""
 
-    def __init__(self, script: str) -> None:
+    def __init__(self, script: str, folder: str) -> None:
         self.script = script
-        self.folder = os.path.dirname(os.path.realpath(script))
+        self.folder = folder
         self.copies: dict[str, str] = {}
         self.contents: dict[str, bytes] = {}
         self.left_out: list[str] = []
@@ -125,7 +128,7 @@ class _Basket:
         except OSError as error:
             if file == self.script:
                 raise LaunchError(f"the script {file} can't be read: {error.strerror}") from error
-            return True  # whoever imports it will say so
+            return True  # the worker that imports it reports the error
         if data is None or self._bytes + len(data) > MOST_BYTES:
             return False
         self._bytes += len(data)
@@ -145,8 +148,8 @@ class _Basket:
 def _included(patterns: Sequence[str], here: str) -> Iterator[str]:
     for pattern in patterns:
         names = glob.glob(pattern, root_dir=here, recursive=True, include_hidden=True)
-        found = [os.path.abspath(os.path.join(here, name)) for name in names]
-        files = sorted(name for name in found if os.path.isfile(name))
+        paths = [os.path.abspath(os.path.join(here, name)) for name in names]
+        files = sorted(name for name in paths if os.path.isfile(name))
         if not files:
             raise LaunchError(f"--include {pattern}: there is no such file in {here}")
         yield from files

@@ -30,20 +30,20 @@ class Reading:
         self._current = current
         self._reports = reports
         self._noted = dict(overlay.program.noted)
-        self._told: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
         self._written = set(overlay.program.written)
         self._busy = threading.local()
         self.notes = True  # until the first step
 
     @property
-    def told(self) -> dict[str, str]:
+    def digests(self) -> dict[str, str]:
         """What the script has read so far, with digests."""
-        return dict(self._told)
+        return dict(self._digests)
 
     def start(self) -> None:
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._on_audit_event)
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             name, _, flags = arguments
             self._opened(name, writes=bool(flags & _WRITES))
@@ -68,18 +68,18 @@ class Reading:
     def _note_written(self, file: str) -> None:
         self._overlay.forget(file)
         ours = file.startswith(self._folder) or file.endswith(NO_CONFIG)
-        matters = len(self._written) < MOST_WRITTEN or file in self._noted or file in self._told
+        matters = len(self._written) < MOST_WRITTEN or file in self._noted or file in self._digests
         if file not in self._written and matters and not ours:
             self._written.add(file)
             self._reports.file_written(file)
 
     def _note_read(self, file: str) -> None:
         known, copy = self._noted.get(file), self._overlay.copy_of(file)
-        if known is None and (not self.notes or file in self._told or len(self._told) >= MOST_NOTED):
+        if known is None and (not self.notes or file in self._digests or len(self._digests) >= MOST_NOTED):
             return
         if copy is not None:
             if not file.endswith(NO_CONFIG):
-                self._told[file] = digest_of_file(copy) or ""
+                self._digests[file] = digest_of_file(copy) or ""
             return
         if known is None and not may_be_config(file):
             return
@@ -90,6 +90,6 @@ class Reading:
             program = self._overlay.program
             since = "the job read it" if file in program.read else "the job was handed in"
             raise ChangedFile(changed_text([program.shown(file)], since))
-        if self.notes and file not in self._told:
-            self._told[file] = digest
+        if self.notes and file not in self._digests:
+            self._digests[file] = digest
             self._reports.file_read(file, digest)

@@ -48,12 +48,18 @@ class Program:
     read: tuple[str, ...] = ()  # those of them that it has really read
     written: tuple[str, ...] = ()  # those that it writes itself: they may change
     revision: str | None = None
-    left_out: tuple[str, ...] = ()  # told to whoever starts the job
+    left_out: tuple[str, ...] = ()  # shown when the job is started
+    module: str = ""  # the script's full name as a module, if it is run as ``python -m`` runs one
 
     @property
     def folder(self) -> str:
-        """The script's."""
-        return os.path.dirname(os.path.realpath(self.script))
+        """Where its modules are looked for first."""
+        return self.directory if self.module else os.path.dirname(os.path.realpath(self.script))
+
+    @property
+    def package(self) -> str:
+        """The one that relative imports of the script count from."""
+        return self.module.rpartition(".")[0]
 
     @property
     def main(self) -> str:
@@ -153,8 +159,8 @@ def _names_in(snapshot: Path) -> list[str]:
     return [str(file.relative_to(snapshot)) for file in files if not file.name.startswith(MANIFEST)]
 
 
-class Record:
-    """The manifest of a job that runs: takes in what its workers tell of files that reading the code did not find."""
+class RunningProgram:
+    """The manifest of a job that runs: takes in what its workers report of files that reading the code did not find."""
 
     def __init__(self, snapshot: Path, script: str) -> None:
         self._snapshot = snapshot
@@ -163,16 +169,18 @@ class Record:
     def module_loaded(self, file: str, name: str, source: bytes) -> str | None:
         """A worker has imported a module; return what does not fit to what others have imported."""
         program = self.program
-        if file in program.copies:
-            if (self._snapshot / program.copies[file]).read_bytes() == source:
-                return None
-            return f"{program.shown(file)} was edited while workers imported it, so that they run two versions of it. "
-        copy = os.path.join(ELSEWHERE, file.lstrip(os.sep))
         try:
+            if file in program.copies:
+                if (self._snapshot / program.copies[file]).read_bytes() == source:
+                    return None
+                return (
+                    f"{program.shown(file)} was edited while workers imported it, so that they run two versions of it. "
+                )
+            copy = os.path.join(ELSEWHERE, file.lstrip(os.sep))
             put(self._snapshot, copy, source)
             self._change(copies={**program.copies, file: copy}, modules={**program.modules, name: file})
-        except OSError as error:  # a full disk, or no name for a file: whoever joins reads the module itself
-            _log.warning("%s can't be kept with the job: %s", program.shown(file), error.strerror)
+        except OSError as error:  # a full disk, no descriptor, or no name for a file: joiners read the original
+            _log.warning("%s can't be kept with the job, or compared: %s", program.shown(file), error.strerror)
         return None
 
     def file_read(self, file: str, digest: str) -> str | None:
@@ -195,7 +203,7 @@ class Record:
             noted = {name: digest for name, digest in program.noted.items() if name != file}
             self._change(noted=noted, read=tuple(name for name in program.read if name != file), written=written)
         elif file not in program.written:
-            self.program = replace(program, written=written)  # to be known if somebody reads it
+            self.program = replace(program, written=written)  # so that a later read of it is recognised
 
     def _change(self, **fields: Any) -> None:
         self.program = replace(self.program, **fields)

@@ -1,7 +1,7 @@
 """In a worker, the snapshot stands for the files that it was copied from, under their own names.
 
 ``sys.path``, ``__file__``, tracebacks and ``inspect.getsource`` are what they are under ``python script.py``; only what
-is read there comes from the copies. What the snapshot lacks is found where it is, and told.
+is read there comes from the copies. What the snapshot lacks is found where it is, and reported.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Overlay:
 
 
 def show_as(file: str, data: bytes) -> None:
-    """Let tracebacks and ``inspect`` show what runs, whatever stands in *file* by now."""
+    """Let tracebacks and ``inspect`` show the code that runs, even if *file* has changed since."""
     lines = io.TextIOWrapper(io.BytesIO(data), encoding=_encoding(data), errors="replace").read().splitlines(True)
     linecache.cache[file] = (len(data), None, lines, file)  # no time: never looked up again
 
@@ -170,7 +170,7 @@ class _Copied(SourceFileLoader):
 
 
 class _Foreign(SourceFileLoader):
-    """Loads a module that the snapshot lacks, and tells what it was."""
+    """Loads a module that the snapshot lacks, and reports its source."""
 
     def __init__(self, name: str, file: str, overlay: Overlay) -> None:
         super().__init__(name, file)
@@ -188,12 +188,12 @@ class _Finder:
     def __init__(self, overlay: Overlay, folder: str) -> None:
         self._overlay = overlay
         self._folder = folder
-        kinds: list[tuple[Any, list[str]]] = [
+        loaders: list[tuple[Any, list[str]]] = [
             (ExtensionFileLoader, EXTENSION_SUFFIXES),
             (SourceFileLoader, [".py"]),
             (SourcelessFileLoader, [".pyc"]),
         ]
-        self._disk = FileFinder(folder, *kinds)
+        self._disk = FileFinder(folder, *loaders)
 
     def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
         tail, overlay = fullname.rpartition(".")[2], self._overlay
@@ -204,11 +204,11 @@ class _Finder:
             return spec_from_file_location(fullname, package, loader=loader, submodule_search_locations=[base])
         if overlay.copy_of(module) is not None:
             return spec_from_file_location(fullname, module, loader=overlay.loader(fullname, module))
-        found = overlay.redirect(self._disk.find_spec(fullname, target))
-        if found is None and tail in names and overlay.names_in(base):
-            found = ModuleSpec(fullname, None)
-            found.submodule_search_locations = [base]
-        return found
+        spec = overlay.redirect(self._disk.find_spec(fullname, target))
+        if spec is None and tail in names and overlay.names_in(base):
+            spec = ModuleSpec(fullname, None)
+            spec.submodule_search_locations = [base]
+        return spec
 
     def invalidate_caches(self) -> None:
         self._disk.invalidate_caches()
@@ -243,7 +243,7 @@ class _Installed:
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             find: Any = getattr(finder, "find_spec", None)
             if finder not in (BuiltinImporter, FrozenImporter, PathFinder) and find is not None:
-                found: ModuleSpec | None = find(fullname, path, target)
-                if found is not None:
-                    return overlay.redirect(found)
+                module_spec: ModuleSpec | None = find(fullname, path, target)
+                if module_spec is not None:
+                    return overlay.redirect(module_spec)
         return None

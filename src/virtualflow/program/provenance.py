@@ -1,8 +1,9 @@
-"""What a run says of the code that it ran, so that two runs can be told apart by it."""
+"""What a run says of the code that it ran, so that two runs can be compared by it."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from virtualflow.program import source
 from virtualflow.program.revision import revision_of
 
-MOST_SOURCES = 500  # that are told one by one
+MOST_SOURCES = 500  # that are listed one by one
 SHORT = 12  # of a digest
 
 
@@ -24,21 +25,23 @@ def code_facts(modules: Mapping[str, str], read: Callable[[str], bytes], revisio
         except OSError:
             continue  # it was there when it was imported
     whole = source.digest_of("\n".join(f"{name} {digest}" for name, digest in digests.items()).encode())
-    told = digests if len(digests) <= MOST_SOURCES else {}
-    return {"code": whole[:SHORT], "sources": told, "commit": revision}
+    sources = digests if len(digests) <= MOST_SOURCES else {}
+    return {"code": whole[:SHORT], "sources": sources, "commit": revision}
 
 
 def facts_of_plain_script() -> dict[str, Any]:
     """Those of the script that this process runs without a launcher; in a notebook, of the modules that it uses."""
     modules = source.loaded()
-    script = modules.get(source.MAIN)
+    script, folder = modules.get(source.MAIN), os.getcwd()
     if script is not None:
-        modules = {**source.reach(Path(script), source.search_path(Path(script), os.environ)).modules, **modules}
-    folder = os.path.dirname(script) if script is not None else os.getcwd()
+        package: str = getattr(sys.modules[source.MAIN], "__package__", None) or ""  # under ``python -m``
+        folder = str(Path(script).resolve().parents[len(package.split(".")) if package else 0])
+        path = source.search_path(folder, os.environ)
+        modules = {**source.reach(Path(script), path, package).modules, **modules}
     return code_facts(modules, lambda file: Path(file).read_bytes(), _revision(folder))
 
 
 @cache
 def _revision(folder: str) -> str | None:
-    found = revision_of(folder)
-    return str(found) if found is not None else None
+    revision = revision_of(folder)
+    return str(revision) if revision is not None else None

@@ -21,16 +21,16 @@ class Revision:
 
 
 def revision_of(folder: str) -> Revision | None:
-    """Never an error: without git, without a repository or without a commit there is nothing to tell."""
+    """Empty without git, a repository or a commit; never an error."""
     command = ["git", "-C", folder, "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
-        told = subprocess.run(
+        status = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=LOOK_SECONDS, check=True, env=environment
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = told.stdout.splitlines()
+    lines = status.stdout.splitlines()
     commits = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
     if not commits or not all(character in "0123456789abcdef" for character in commits[0]):
         return None

@@ -1,19 +1,22 @@
-"""Runs a job's script in a worker as ``python script.py`` would, except that it comes from the snapshot."""
+"""Runs a job's script in a worker as ``python script.py`` or ``python -m`` would, but from the snapshot."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib
 import io
 import os
 import sys
 import threading
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
+from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any, NoReturn
 
 from virtualflow.errors import ConfigError
+from virtualflow.program.manifest import Program
 from virtualflow.program.overlay import Overlay, show_as
 
 
@@ -26,10 +29,12 @@ def run_script(overlay: Overlay, name: str, arguments: Sequence[str]) -> int:
     sys.stdin = _NoInput()
     overlay.install()
     try:
+        if program.package:
+            importlib.import_module(program.package)
         source = overlay.read(program.script)
         show_as(program.script, source)
         # Not with our own __future__ imports, which compile would hand on.
-        exec(compile(source, program.script, "exec", dont_inherit=True), _main(program.script).__dict__)
+        exec(compile(source, program.script, "exec", dont_inherit=True), _main(program).__dict__)
     except SystemExit as end:
         code = _exit_code(end)
     else:
@@ -38,10 +43,13 @@ def run_script(overlay: Overlay, name: str, arguments: Sequence[str]) -> int:
     return code
 
 
-def _main(script: str) -> ModuleType:
-    main = ModuleType("__main__")
+def _main(program: Program) -> ModuleType:
+    main, script = ModuleType("__main__"), program.script
+    loader = SourceFileLoader(program.module or "__main__", script)
     names: dict[str, Any] = {"__file__": script, "__builtins__": builtins, "__annotations__": {}, "__cached__": None}
-    main.__dict__.update(names, __loader__=SourceFileLoader("__main__", script))
+    if program.module and (spec := spec_from_file_location(program.module, script, loader=loader)) is not None:
+        names |= {"__spec__": spec, "__package__": program.package, "__cached__": spec.cached}
+    main.__dict__.update(names, __loader__=loader)
     sys.modules["__main__"] = main
     return main
 

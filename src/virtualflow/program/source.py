@@ -56,20 +56,36 @@ class _Search:
     waiting: list[tuple[str, str]] = field(default_factory=list)  # files to be read, and their packages
 
 
-def search_path(script: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Where ``python script`` looks for modules."""
+def search_path(folder: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Where Python looks for modules: first in *folder*, the script's or for ``python -m`` the current one."""
     given = environment["PYTHONPATH"].split(os.pathsep) if environment.get("PYTHONPATH") else []
-    own = [] if sys.flags.safe_path else [str(script.resolve().parent)]
+    own = [] if sys.flags.safe_path else [folder]
     rest = sys.path if sys.flags.safe_path else sys.path[1:]  # the first is where the launcher itself lies
     entries = [*own, *given, *rest]
     return tuple(dict.fromkeys(os.path.abspath(entry) for entry in entries))
 
 
-def reach(script: Path, path: Sequence[str]) -> Reach:
-    """Follow the imports of *script*, with *path* to look for them."""
+def module_to_run(name: str, path: Sequence[str]) -> tuple[str, str] | None:
+    """The full name and the file of what ``python -m name`` runs, if there is one: of a package, its ``__main__``."""
+    search, folders, place = _Search(path), path, None
+    for part in name.split("."):
+        place = _locate(search, part, folders) or (_ask_finders(part) if place is None else None)
+        if place is None:
+            return None
+        folders = place.folders
+    if folders:
+        name, place = f"{name}.{MAIN}", _locate(search, MAIN, folders)
+    file = place.file if place is not None else None
+    return (name, os.path.abspath(file)) if file is not None and file.endswith(".py") else None
+
+
+def reach(script: Path, path: Sequence[str], package: str = "") -> Reach:
+    """Follow the imports of *script*, which belongs to *package*, with *path* to look for them."""
     search = _Search(path)
     search.opaque |= dict.fromkeys(entry for entry in path if os.path.isfile(entry) and is_own(entry))
-    _note(search, MAIN, "", os.path.abspath(script))
+    _note(search, MAIN, package, os.path.abspath(script))
+    if package:
+        _follow(search, package)
     while search.waiting:
         file, package = search.waiting.pop()
         imported, strings = _parsed(file)
@@ -86,16 +102,20 @@ def is_own(file: str) -> bool:
     return not any(part in real.split(os.sep) for part in _PACKAGES) and not _is_in(real, _system_folders())
 
 
+# A module that is loaded stays what it was, and there are thousands of them to look at for each Trainer.
+_was_own = lru_cache(maxsize=16384)(is_own)
+
+
 def loaded() -> dict[str, str]:
     """The user's own modules that this process has imported, and the files that they came from."""
-    found = {}
+    modules = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or name.split(".")[0] in ("virtualflow", "__mp_main__"):
             continue
-        if name == MAIN or (file.endswith(".py") and is_own(file)):
-            found[name] = os.path.abspath(file)
-    return found
+        if name == MAIN or (file.endswith(".py") and _was_own(file)):
+            modules[name] = os.path.abspath(file)
+    return modules
 
 
 def digest_of(data: bytes) -> str:
@@ -124,8 +144,8 @@ def _follow(search: _Search, name: str) -> None:
         package, known = known, f"{known}.{part}" if known else part
         if known not in search.places:
             search.places[known] = _find(search, known, part, folders)
-            if (found := search.places[known]) is not None and found.file is not None:
-                _note(search, known, known if found.folders else package, found.file)
+            if (module_place := search.places[known]) is not None and module_place.file is not None:
+                _note(search, known, known if module_place.folders else package, module_place.file)
         place = search.places[known]
         if place is None:
             return
@@ -215,7 +235,7 @@ def _parsed(file: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         status = os.stat(file)
         return _parse(file, status.st_mtime_ns, status.st_size)
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return (), ()  # whoever imports it will say what is wrong with it
+        return (), ()  # the worker that imports it reports the error
 
 
 @lru_cache(maxsize=4096)
@@ -255,8 +275,8 @@ def _is_in(file: str, folders: Iterable[str]) -> bool:
 
 @cache
 def _system_folders() -> tuple[str, ...]:
-    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = [sysconfig.get_path(kind) for kind in kinds]
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = [sysconfig.get_path(name) for name in names]
     folders += [sysconfig.get_path("stdlib", vars={"base": sys.base_prefix, "installed_base": sys.base_prefix})]
     folders += [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]
     folders += [str(Path(__file__).parent.parent)]  # this package

@@ -12,7 +12,7 @@ from virtualflow.cluster.throughput.model import Throughput
 from virtualflow.core.devices import Pool
 from virtualflow.sim import metrics
 from virtualflow.sim.costs import Costs
-from virtualflow.sim.engine import Report, simulate
+from virtualflow.sim.engine import ReportProgress, simulate
 from virtualflow.sim.failures import Failures
 from virtualflow.sim.generate import again
 from virtualflow.sim.metrics import Interval
@@ -23,7 +23,7 @@ Intervals = Mapping[str, Interval]
 
 
 def on_machines(pools: Sequence[Pool], size: int | None) -> tuple[Pool, ...]:
-    """The same devices, on machines of one size: nobody wants to write 312 machines down."""
+    """The same devices on machines of one size, so that a cluster of 312 machines need not be spelled out."""
     if size is None:
         return tuple(pools)
     split = []
@@ -54,11 +54,13 @@ class PolicyResult:
     @property
     def half_widths(self) -> dict[str, float]:
         """Of the 95% intervals; empty with one seed."""
-        return {name: each.half_width for name, each in self.intervals.items() if each.half_width is not None}
+        return {
+            name: interval.half_width for name, interval in self.intervals.items() if interval.half_width is not None
+        }
 
     def as_json(self) -> dict[str, Any]:
         return {
-            **{name: each.mean for name, each in self.intervals.items()},
+            **{name: interval.mean for name, interval in self.intervals.items()},
             "intervals": self.half_widths,
             "jobs": [
                 {
@@ -78,19 +80,24 @@ class Comparison:
     policies: Mapping[str, PolicyResult]
 
 
+def side_by_side(runs: Mapping[str, Run]) -> Comparison:
+    """Runs that were made elsewhere, by what they are to be called: real ones, most of all."""
+    return Comparison({name: PolicyResult(run, metrics.intervals([metrics.of(run)])) for name, run in runs.items()})
+
+
 def compare(
-    trace: Trace, names: Sequence[str], setting: Setting, seeds: int = 1, report: Report | None = None
+    trace: Trace, names: Sequence[str], setting: Setting, seeds: int = 1, report: ReportProgress | None = None
 ) -> Comparison:
     """Each policy on the trace and on *seeds* - 1 others like it."""
     traces = [again(trace, seed) for seed in range(seeds)]
     outcomes = {}
     for name in names:
-        runs = [run(each, name, setting, seed, report) for seed, each in enumerate(traces)]
+        runs = [run(trace, name, setting, seed, report) for seed, trace in enumerate(traces)]
         outcomes[name] = PolicyResult(runs[0], metrics.intervals([metrics.of(run) for run in runs]))
     return Comparison(outcomes)
 
 
-def run(trace: Trace, name: str, setting: Setting, seed: int = 0, report: Report | None = None) -> Run:
+def run(trace: Trace, name: str, setting: Setting, seed: int = 0, report: ReportProgress | None = None) -> Run:
     """One policy on one trace; *seed* decides what breaks."""
     failures = replace(setting.failures, seed=setting.failures.seed + seed)
     return simulate(
@@ -105,19 +112,19 @@ def run(trace: Trace, name: str, setting: Setting, seed: int = 0, report: Report
 
 
 def _seconds(name: str) -> Callable[[Intervals], str]:
-    return lambda found: f"{found[name].mean:,.0f}{_half(found[name], ',.0f')}"
+    return lambda intervals: f"{intervals[name].mean:,.0f}{_half(intervals[name], ',.0f')}"
 
 
 def _share(name: str) -> Callable[[Intervals], str]:
-    return lambda found: f"{found[name].mean:.1%}{_half(found[name], '.1%')}"
+    return lambda intervals: f"{intervals[name].mean:.1%}{_half(intervals[name], '.1%')}"
 
 
 def _number(name: str, spec: str) -> Callable[[Intervals], str]:
-    return lambda found: f"{found[name].mean:{spec}}{_half(found[name], spec)}"
+    return lambda intervals: f"{intervals[name].mean:{spec}}{_half(intervals[name], spec)}"
 
 
-def _half(each: Interval, spec: str) -> str:
-    return "" if each.half_width is None else f" ± {each.half_width:{spec}}"
+def _half(interval: Interval, spec: str) -> str:
+    return "" if interval.half_width is None else f" ± {interval.half_width:{spec}}"
 
 
 COLUMNS: tuple[tuple[str, Callable[[Intervals], str]], ...] = (

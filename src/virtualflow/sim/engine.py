@@ -1,4 +1,4 @@
-"""The loop: a heap of what happens next, a virtual clock, and the scheduler behind its one door."""
+"""The loop: a heap of what happens next, a virtual clock, and the scheduler with its one method."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from virtualflow.sim.execution import Execution, Spent
 from virtualflow.sim.result import Accounts, JobResult, Run, Segment
 
 Disturbance = DevicesLost | DevicesJoined | JobChanged  # about a job that has ended or not arrived: ignored
-Report = Callable[[int, int], None]  # jobs that ended, of how many
+ReportProgress = Callable[[int, int], None]  # jobs that ended, of how many
+WatchEvent = Callable[[Scheduler, Event], None]  # the scheduler after it has handled an event, and that event
 
 
 class _Order(IntEnum):
@@ -65,10 +66,11 @@ def simulate(
     costs: Costs,
     *,
     failures: Iterator[Disturbance] | None = None,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
+    watch: WatchEvent | None = None,
 ) -> Run:
     """Run all jobs to their end. The same arguments give the same result, to the bit."""
-    return _Engine(jobs, pools, policy, throughput, costs, failures, report).run()
+    return _Engine(jobs, pools, policy, throughput, costs, failures, report, watch).run()
 
 
 class _Engine:
@@ -80,12 +82,14 @@ class _Engine:
         throughput: Throughput,
         costs: Costs,
         failures: Iterator[Disturbance] | None,
-        report: Report | None,
+        report: ReportProgress | None,
+        watch: WatchEvent | None,
     ) -> None:
         self._scheduler = Scheduler(pools, policy, throughput, start_seconds=costs.boot)
         self._policy, self._throughput, self._costs = policy, throughput, costs
         self._failures = failures
         self._report = report
+        self._watch = watch
         self._total = len(jobs)
         self._heap: list[tuple[float, int, int, object]] = []
         self._counter = 0
@@ -189,6 +193,8 @@ class _Engine:
         for action in self._scheduler.handle(event):
             self._carry_out(event.seconds, action)
         self._refresh_shared(event.seconds)
+        if self._watch is not None:
+            self._watch(self._scheduler, event)
 
     def _carry_out(self, seconds: float, action: Action) -> None:
         if isinstance(action, WakeAt):
@@ -205,8 +211,8 @@ class _Engine:
             execution.start(seconds, action.devices, resumed=action.resumed)
         elif isinstance(action, ReallocateJob):
             execution.resize(seconds, action.devices, restart=action.restart)
-        execution.guest = action.host is not None
-        self._shares = self._shares or execution.guest
+        execution.co_located = action.host is not None
+        self._shares = self._shares or execution.co_located
         self._refresh(seconds, action.job_id)
 
     def _close_segment(self, timeline: _Timeline, execution: Execution, seconds: float) -> None:
@@ -227,11 +233,11 @@ class _Engine:
         if not self._shares:
             return
         running = self._scheduler.snapshot().running.items()
-        now = {name: (state.host, state.guests) for name, state in running if state.host or state.guests}
+        now = {name: (state.host, state.co_located) for name, state in running if state.host or state.co_located}
         for job_id in sorted({*now, *self._partners}):
             execution = self._executions.get(job_id)
             if execution is not None and execution.devices and now.get(job_id) != self._partners.get(job_id):
-                execution.guest = self._scheduler.jobs[job_id].host is not None
+                execution.co_located = self._scheduler.jobs[job_id].host is not None
                 self._refresh(seconds, job_id)
         self._partners = now
 
@@ -239,11 +245,11 @@ class _Engine:
         state = self._scheduler.jobs[job_id]
         pools = self._scheduler.placement.pools(devices)
         speed = self._throughput.speed(state.job, pools)
-        others = [*state.guests, *([state.host] if state.host else [])]
+        others = [*state.co_located, *([state.host] if state.host else [])]
         if not others:
             return speed
         beside = [self._scheduler.jobs[other].job for other in others]
-        # The slowest device decides: each guest sits on devices of its own.
+        # The slowest device decides: each co-located job is on devices of its own.
         left = min(self._throughput.slowdown(state.job, [other], pools[0].device_type) for other in beside)
         return Speed(speed.steps_per_second * left, speed.devices)
 

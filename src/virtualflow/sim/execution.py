@@ -34,7 +34,7 @@ class Execution:
     costs: Costs
     spent: Spent
     devices: tuple[str, ...] = ()
-    guest: bool = False  # on devices of another job: they are booked there
+    co_located: bool = False  # on devices of another job: they are booked there
     steps_done: float = 0.0
     resizes: int = 0
     version: int = 0  # counts changes: a look that was planned under an older version is void
@@ -118,7 +118,7 @@ class Execution:
             paused = self._paused_until > self._now
             if not paused:
                 self.steps_done = min(self.job.steps, self.steps_done + self._speed.steps_per_second * passed)
-            if not self.guest:
+            if not self.co_located:
                 working = 0 if paused else self._speed.devices
                 unused = 0 if paused else len(self._active) - working
                 self.spent.productive += working * passed

@@ -59,10 +59,10 @@ class Recipe:
 
 def per_second(rate: str) -> float:
     """Jobs a second from ``12/h``."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)/(s|min|h|day)", rate.replace(" ", ""))
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)/(s|min|h|day)", rate.replace(" ", ""))
+    if match is None or float(match[1]) <= 0:
         raise ConfigError(f"--rate {rate}: expected jobs by time, such as 12/h; the units are s, min, h and day")
-    return float(found[1]) / SECONDS[found[2]]
+    return float(match[1]) / SECONDS[match[2]]
 
 
 def generate(recipe: Recipe) -> Trace:

@@ -35,7 +35,7 @@ def read(path: Path) -> Trace:
         return _lines(path, enumerate(text.splitlines(), 1), _gavel)
     columns = tuple(first.strip().split(","))
     if columns not in _CSV:
-        known = "; ".join(",".join(each) for each in _CSV)
+        known = "; ".join(",".join(columns) for columns in _CSV)
         raise TraceError(
             f"{path} is no trace that VirtualFlow knows. It reads its own JSON, the paper's JSON, Gavel's lines with "
             f"7 or 10 columns, and CSV files with one of these headers: {known}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from virtualflow.cluster.job import Job
+from virtualflow.core.job_state import JobState
 from virtualflow.sim.execution import Spent
 from virtualflow.sim.result import Accounts, JobResult, Run, Segment
 
@@ -18,7 +19,7 @@ def run_of(state: Mapping[str, Any], history: Mapping[str, Any]) -> Run:
     """
     zero = min(job["submitted"] for job in state["jobs"])
     now = state["cluster"].get("now", time.time())
-    ended = [_result(job, history["segments"], zero) for job in state["jobs"] if job["state"] == "DONE"]
+    ended = [_result(job, history["segments"], zero) for job in state["jobs"] if job["state"] == JobState.DONE]
     end = max((job["ended"] or now) for job in state["jobs"]) - zero
     accounts = Accounts(len(state["devices"]), 0.0, end)
     held = sum(
@@ -35,9 +36,9 @@ def run_of(state: Mapping[str, Any], history: Mapping[str, Any]) -> Run:
 def _result(job: Mapping[str, Any], history: Sequence[Mapping[str, Any]], zero: float) -> JobResult:
     start, end = job["started"] - zero, job["ended"] - zero
     segments = [
-        Segment(each["begin"] - zero, (each["end"] or job["ended"]) - zero, tuple(each["devices"]))
-        for each in history
-        if each["job"] == job["id"]
+        Segment(segment["begin"] - zero, (segment["end"] or job["ended"]) - zero, tuple(segment["devices"]))
+        for segment in history
+        if segment["job"] == job["id"]
     ]
     if segments:  # its devices were its own from its launch on, before its first event
         segments[0] = Segment(start, segments[0].end_seconds, segments[0].devices)

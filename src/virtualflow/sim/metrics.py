@@ -82,4 +82,4 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def intervals(runs: Sequence[Metrics]) -> dict[str, Interval]:
-    return {each.name: interval([float(getattr(run, each.name)) for run in runs]) for each in fields(Metrics)}
+    return {metric.name: interval([float(getattr(run, metric.name)) for run in runs]) for metric in fields(Metrics)}

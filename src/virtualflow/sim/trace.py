@@ -57,7 +57,7 @@ def from_json(contents: Mapping[str, Any], where: str) -> Trace:
 
 
 def _job(entry: Any, where: str) -> Job:
-    known = {each.name for each in fields(Job)}
+    known = {column.name for column in fields(Job)}
     if not isinstance(entry, dict) or set(entry) - known:
         odd = ", ".join(sorted(set(entry) - known)) if isinstance(entry, dict) else repr(entry)
         raise TraceError(f"{where}: unknown {odd}. A job has {', '.join(sorted(known))}.")

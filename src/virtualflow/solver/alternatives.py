@@ -11,12 +11,12 @@ from virtualflow.solver.node_shares import Plan, Share
 
 def alternatives(best: Plan, others: Sequence[Plan]) -> list[tuple[Plan, str]]:
     """Other plans with why they lose, the best of them first."""
-    seen, found = {best.shares}, []
+    seen, losers = {best.shares}, []
     for plan in sorted(others, key=lambda plan: plan.step_seconds):
         if plan.shares not in seen:
             seen.add(plan.shares)
-            found.append((plan, _why(plan, best)))
-    return found
+            losers.append((plan, _why(plan, best)))
+    return losers
 
 
 def _why(plan: Plan, best: Plan) -> str:
@@ -48,12 +48,12 @@ def subsets(pools: Sequence[Pool]) -> Iterator[tuple[Pool, ...]]:
 def even(plan: Plan, pools: Sequence[Pool]) -> tuple[Share, ...]:
     """The naive split of a plan's virtual nodes: the same on every device."""
     devices = sum(pool.count for pool in pools)
-    each, more = divmod(plan.virtual_nodes, devices)
+    fewest, more = divmod(plan.virtual_nodes, devices)
     shares, size = [], plan.shares[0].node_size
     for pool in pools:
         larger = min(more, pool.count)
         more -= larger
-        for count, nodes in ((larger, each + 1), (pool.count - larger, each)):
+        for count, nodes in ((larger, fewest + 1), (pool.count - larger, fewest)):
             if count and nodes:
                 shares.append(Share(pool.device_type, count, nodes, size))
     return tuple(shares)

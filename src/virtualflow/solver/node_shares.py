@@ -87,8 +87,8 @@ def evenly(group: DeviceGroup, count: int, total: int) -> list[Share]:
     """*total* virtual nodes on *count* devices of one type, which differ by one at most."""
     if count == 0:
         return []
-    each, more = divmod(total, count)
-    parts = [(more, each + 1), (count - more, each)]
+    fewest, more = divmod(total, count)
+    parts = [(more, fewest + 1), (count - more, fewest)]
     return [
         Share(group.pool.device_type, number, nodes, group.node_size) for number, nodes in parts if number and nodes
     ]

@@ -26,10 +26,10 @@ def read(path: Path) -> Workload:
 
 def read_all(folder: Path) -> Workload:
     """All profiles of a folder as one workload: one device type a file, or several."""
-    found = [read(path) for path in sorted(folder.glob("*.json"))]
-    if not found:
+    workloads = [read(path) for path in sorted(folder.glob("*.json"))]
+    if not workloads:
         raise ProfileError(f"there is no profile in {folder}. `vf profile SCRIPT` makes one.")
-    return merged(found)
+    return merged(workloads)
 
 
 def built_in(name: str) -> Workload:
@@ -45,7 +45,9 @@ def built_in(name: str) -> Workload:
         size = int(row["node_size"])
         points.setdefault(row["device_type"], []).append(Point(size, size / float(row["examples_per_second"])))
     source = "the paper's author's measurements"
-    profiles = {device_type: Profile(device_type, tuple(found), source=source) for device_type, found in points.items()}
+    profiles = {
+        device_type: Profile(device_type, tuple(measured), source=source) for device_type, measured in points.items()
+    }
     costs = json.loads((folder / "communication.json").read_text())[name]
     return from_json(
         {

@@ -125,7 +125,7 @@ class Batches:
             history.append((groups, choice))
         steps, left = [], self._batch_size
         for groups, choice in reversed(history):
-            number, nodes = (int(each) for each in choice[left])
+            number, nodes = (int(text) for text in choice[left])
             if number >= 0:
                 steps.append((groups[number], nodes))
                 left -= nodes * groups[number].node_size

@@ -62,7 +62,7 @@ def cheapest(communication: Communication, places: Sequence[tuple[Pool, int]]) -
     for most in range(1, largest + 1):
         machines = [_machines_for(pool, count, most) for pool, count in places]
         if None not in machines:
-            costs.append(communication.seconds(most, sum(each for each in machines if each is not None)))
+            costs.append(communication.seconds(most, sum(count for count in machines if count is not None)))
     return min(costs)
 
 
@@ -230,7 +230,7 @@ def _selections(groups: Sequence[DeviceGroup], limit: float, machines: int) -> I
 def _layouts(communication: Communication, pools: Sequence[Pool]) -> Iterator[tuple[tuple[int, ...], float]]:
     """How many devices of each pool may be used, and what that costs; the cheapest in communication last."""
     ranges: list[Sequence[int]] = [range(len(pool.machines), -1, -1) for pool in pools]
-    if math.prod(len(each) for each in ranges) > MAX_LAYOUTS:
+    if math.prod(len(choices) for choices in ranges) > MAX_LAYOUTS:
         ranges = [(len(pool.machines), 0) for pool in pools]
     largest = max(pool.machines[0] for pool in pools)
     for most in _steps(largest, lambda n: communication.seconds(n, 1)):
@@ -253,6 +253,6 @@ def _too_large(workload: Workload, pools: Sequence[Pool], node_size: int) -> str
 
 
 def on_one_machine(workload: Workload, pools: Sequence[Pool]) -> tuple[Workload, tuple[Pool, ...]]:
-    """The same where all devices are on the machine at hand, whatever their types: each counts by itself."""
+    """The same for devices of one machine, of any types: each counts as a machine, with the costs between devices."""
     apart = tuple(replace(pool, machines=(1,) * pool.count) for pool in pools)
     return replace(workload, communication=Communication((), workload.communication.by_devices)), apart

@@ -1,4 +1,4 @@
-"""Time as a manager needs it: it never runs backwards and never stands still, whatever is done to the clock."""
+"""Time as a manager needs it: it never runs backwards and never stands still, even if the system's clock is set."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class Steady:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._told = clock()
+        self._last_read = clock()
         self._ahead = 0.0  # of the clock, by what it was set back
-        self._now = self._told
+        self._now = self._last_read
 
     def __call__(self) -> float:
-        told = self._clock()
-        self._ahead += max(0.0, self._told - told)
-        self._told = told
-        self._now = max(self._now, told + self._ahead)  # by rounding alone it could be less
+        read = self._clock()
+        self._ahead += max(0.0, self._last_read - read)
+        self._last_read = read
+        self._now = max(self._now, read + self._ahead)  # by rounding alone it could be less
         return self._now

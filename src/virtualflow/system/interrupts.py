@@ -19,10 +19,10 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """What to do when a signal comes: the first one is a notice, if somebody heeds it, and the next one is not."""
+    """What to do when a signal comes: the first is a notice, if a handler takes it; the next one interrupts."""
 
     def __init__(self) -> None:
-        self.on_notice: Callable[[int], bool] | None = None  # told the signal; returns whether it is heeded
+        self.on_notice: Callable[[int], bool] | None = None  # gets the signal; returns whether it is heeded
         self.noticed: int | None = None  # the signal that was heeded
 
     def handle(self, number: int, _: FrameType | None) -> None:
@@ -30,9 +30,9 @@ class Interrupts:
             self.noticed = number
             return
         if self.noticed is not None and number == signal.SIGHUP:
-            return  # the kernel and the shell both tell of a closed terminal: that is no hurry
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)  # nothing may cut the clean-up short
+            return  # the kernel and the shell both report a closed terminal: that is no hurry
+        for signal_number in _SIGNALS:
+            signal.signal(signal_number, signal.SIG_IGN)  # nothing may cut the clean-up short
         raise Interrupted(number)
 
 

@@ -1,4 +1,4 @@
-"""Files and folders for their owner alone: a job's script, arguments, variables and output are nobody else's."""
+"""Files and folders that only their owner can read: a job's script, arguments, variables and output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def make_folder(path: Path) -> None:
 
 
 def close(path: Path) -> None:
-    """Nobody but its owner may look into *path*."""
+    """Let only its owner look into *path*."""
     with contextlib.suppress(OSError):  # another's, or a disk that knows no owners
         mode = path.stat().st_mode
         if mode & 0o077:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SHOWN = 80  # characters of a command
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # it has ended meanwhile, or is another user's
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever this process's descendants leave behind."""
+    """Become the parent of processes that this process's descendants leave behind."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -46,23 +47,24 @@ def children() -> list[Child]:
 def end_children(spared: set[int], marker: str = "") -> list[Child]:
     """End all children but *spared*, and what they leave in turn; return those that were still running.
 
-    With a *marker*, only those that were started with it in their environment.
+    With a *marker*, only those that were started with it in their environment. Raises OSError if there is no
+    descriptor to look with.
     """
     ended: list[Child] = []
-    while found := [child for child in children() if child.pid not in spared and _has(child, marker)]:
-        for child in found:
+    while remaining := [child for child in children() if child.pid not in spared and _has(child, marker)]:
+        for child in remaining:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child.pid, 0)
-        ended += [child for child in found if not child.has_ended]
+        ended += [child for child in remaining if not child.has_ended]
     return ended
 
 
 def _has(child: Child, marker: str) -> bool:
     try:
         return marker.encode() in Path(f"/proc/{child.pid}/environ").read_bytes()
-    except OSError:  # ended meanwhile
+    except _GONE:
         return False
 
 
@@ -72,6 +74,6 @@ def _child(pid: int) -> Child | None:
         if int(parent) != os.getpid():
             return None
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return None  # ended meanwhile
+    except _GONE:
+        return None
     return Child(pid, command.strip()[:_SHOWN], state == "Z")

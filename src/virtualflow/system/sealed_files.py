@@ -32,7 +32,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     """A file that becomes *path* when the ``with`` block is left without an error, and is on the disk by then."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-    # Exclusive: whatever lies there under this name, a symbolic link of somebody else's too, is not written through.
+    # Exclusive: a file or symbolic link that lies under this name already is not written through.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(partial, flags, 0o666), "wb") as file:
@@ -79,9 +79,9 @@ class Seal:
     def __enter__(self) -> Seal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         self._helper.shutdown()
-        if kind is None:
+        if error_type is None:
             self._close()
 
     def write(self, data: Any) -> int:

@@ -13,6 +13,6 @@ def visible(text: str) -> str:
     return _ORDERS.sub(_shown, text.replace("\r\n", "\n"))
 
 
-def _shown(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _shown(character: re.Match[str]) -> str:
+    number = ord(character[0])
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"

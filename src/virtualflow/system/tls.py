@@ -1,6 +1,6 @@
 """Encrypted lines between machines: a certificate of this machine's own, and tunnels that the rest knows nothing of.
 
-Whoever connects compares the certificate with the fingerprint that it was given: no authority is asked, and no name is
+The client compares the certificate with the fingerprint that it was given: no authority is asked, and no name is
 checked. A tunnel is a thread that moves bytes between a plain socket of this process and an encrypted one: OpenSSL
 must not be used from two threads at a time, while a line may be.
 """
@@ -17,6 +17,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,16 +50,16 @@ def fingerprint(certificate: bytes) -> str:
 def identity(folder: Path | None = None) -> Identity:
     """This machine's own for this user, made on first use."""
     folder = folder or home() / "tls"
-    made = Identity(folder / "certificate.pem", folder / "key.pem")
-    if not made.certificate.exists():
+    own = Identity(folder / "certificate.pem", folder / "key.pem")
+    if not own.certificate.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             key, certificate = _new_certificate()
-            _write_once(made.key, key)
-            _write_once(made.certificate, certificate)
+            _write_once(own.key, key)
+            _write_once(own.certificate, certificate)
         except OSError as error:
             raise LaunchError(f"cannot keep a certificate in {folder}: {error.strerror}. Set VF_HOME.") from error
-    return made
+    return own
 
 
 def _new_certificate() -> tuple[bytes, bytes]:
@@ -104,7 +105,7 @@ def is_loopback(host: str) -> bool:
 
 
 def client_context() -> ssl.SSLContext:
-    """For connections whose certificate ``check`` compares with a fingerprint, and nobody else."""
+    """For connections whose certificate ``check`` compares with a fingerprint; no authority does."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -136,16 +137,20 @@ def server_context(own: Identity) -> ssl.SSLContext:
 
 
 def serve(connection: socket.socket, context: ssl.SSLContext) -> socket.socket:
-    """The plain end of a tunnel to whoever has connected; it is closed if that one does not speak TLS."""
+    """The plain end of a tunnel to a client; it is closed if the client does not speak TLS.
+
+    Once it is closed here, nothing is left of the tunnel, even if the client has sent nothing.
+    """
     ours, theirs = socket.socketpair()
     _keep_alive(connection)
 
     def run() -> None:
         with theirs, connection, contextlib.suppress(OSError):
-            connection.settimeout(HANDSHAKE_SECONDS)
+            connection.setblocking(False)
             connection.getpeername()  # fails if it is gone by now, as after a port scan: ssl would leave it open
-            with context.wrap_socket(connection, server_side=True) as encrypted:
-                _pump(theirs, encrypted)
+            with context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as encrypted:
+                if _shake_hands(theirs, encrypted):
+                    _pump(theirs, encrypted)
 
     threading.Thread(target=run, daemon=True).start()
     return ours
@@ -182,6 +187,24 @@ def _keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAD_SECONDS)
 
 
+def _shake_hands(plain: socket.socket, encrypted: ssl.SSLSocket) -> bool:
+    """Return whether there is a tunnel: False if the other end of *plain* is closed before, or it takes too long."""
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    waiting = select.poll()
+    waiting.register(plain, 0)  # for its end alone, which is always reported
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            encrypted.do_handshake()
+            return True
+        except ssl.SSLWantReadError:
+            waiting.register(encrypted, select.POLLIN)
+        except ssl.SSLWantWriteError:
+            waiting.register(encrypted, select.POLLOUT)
+        if any(descriptor == plain.fileno() for descriptor, _ in waiting.poll(1000 * left)):
+            return False
+    return False
+
+
 def _pump(plain: socket.socket, encrypted: ssl.SSLSocket) -> None:
     """Move bytes both ways until either side ends; what one side has not taken yet holds the other back."""
     for side in (plain, encrypted):
@@ -189,10 +212,13 @@ def _pump(plain: socket.socket, encrypted: ssl.SSLSocket) -> None:
     outgoing, incoming = bytearray(), bytearray()
     open_ = True
     while open_ or incoming:
-        reading = [side for side, waiting in ((plain, outgoing), (encrypted, incoming)) if len(waiting) < PIECE]
-        writing = [side for side, waiting in ((encrypted, outgoing), (plain, incoming)) if waiting]
-        # What OpenSSL has decrypted already, no select shows.
-        select.select(reading if open_ else [], writing, [], 0 if encrypted.pending() else None)
+        ready = select.poll()  # not select, which can't watch a descriptor above 1023
+        for side, from_it, to_it in ((plain, outgoing, incoming), (encrypted, incoming, outgoing)):
+            reads = select.POLLIN if open_ and len(from_it) < PIECE else 0
+            if events := reads | (select.POLLOUT if to_it else 0):
+                ready.register(side, events)
+        # What OpenSSL has decrypted already, no poll shows.
+        ready.poll(0 if encrypted.pending() else None)
         if open_ and len(outgoing) < PIECE:
             open_ &= _receive(plain, outgoing)
         _send(encrypted, outgoing)

@@ -1,4 +1,4 @@
-/* The two inner loops of the exact reduction, fused so that each gradient is read once.
+/* The inner loops of the exact reduction, fused so that each gradient is read once.
  *
  * Plain IEEE arithmetic in a fixed order: built with -ffp-contract=off, these give the same bits on every
  * instruction set, and the same bits as the torch version in accumulate.py.
@@ -6,8 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 4096 /* the partial sums of squares; accumulate.py names the same number */
-#define BLOCK 256
+#define LANES 4096 /* the length of a row of squares; square_tree.py names the same number */
 
 /* accumulator (+)= gradient rounded to the grid of `constant`. Raises *peak to the largest finite |gradient|, as the bits
  * of a double, and returns whether a value was not finite. Sum and peak in one pass: in two, the memory would idle in
@@ -45,21 +44,76 @@
 DEFINE_ADD(vf_add_float, float, int32_t, 0x7fffffff, 0x7f800000)
 DEFINE_ADD(vf_add_double, double, int64_t, 0x7fffffffffffffffLL, 0x7ff0000000000000LL)
 
-/* Divides the sums by `weight` and leaves float32 results in the first half of the same memory.
- * lanes[i % LANES] += result[i]**2. NaNs become the canonical one. */
-void vf_finish_float(double *accumulator, int64_t n, double weight, double *restrict lanes)
+/* `tree` adds up rows of LANES squares by pairs: a row joins another of as many rows, and so on. As a binary counter does,
+ * its level k is in use where bit k of `rows` is set. Any kernel can keep that order, which a running sum would not allow.
+ * `row` is the sum of 2**level rows that come next. */
+static void push(double *restrict row, int level, double *tree, int64_t *rows)
 {
-    float results[BLOCK];
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        const int64_t count = start + BLOCK < n ? BLOCK : n - start;
+    double *branch = tree + level * LANES;
+    for (int64_t carry = *rows >> level; carry & 1; carry >>= 1, branch += LANES)
+        for (int64_t i = 0; i < LANES; i++)
+            row[i] = branch[i] + row[i];
+    memcpy(branch, row, LANES * sizeof(double));
+    *rows += (int64_t)1 << level;
+}
+
+static void push_squares(const float *results, int64_t count, double *tree, int64_t *rows)
+{
+    double squares[LANES];
+#define SQUARE(I) ((double)results[I] * (double)results[I])
+    if (count == 4 * LANES && *rows % 4 == 0) {
+        for (int64_t i = 0; i < LANES; i++)
+            squares[i] = (SQUARE(i) + SQUARE(LANES + i)) + (SQUARE(2 * LANES + i) + SQUARE(3 * LANES + i));
+        push(squares, 2, tree, rows);
+        return;
+    }
+    for (; count > 0; count -= LANES, results += LANES) {
+        const int64_t here = count < LANES ? count : LANES;
+        for (int64_t i = 0; i < here; i++)
+            squares[i] = SQUARE(i);
+        memset(squares + here, 0, (LANES - here) * sizeof(double));
+        push(squares, 0, tree, rows);
+    }
+#undef SQUARE
+}
+
+/* Divides the sums by `weight`, leaves float32 results in the first half of the same memory, and adds their squares to the
+ * tree unless it is NULL. NaNs become the canonical one. */
+void vf_finish_float(double *accumulator, int64_t n, double weight, double *tree, int64_t *rows)
+{
+    float results[4 * LANES];
+    int64_t count;
+    for (int64_t start = 0; start < n; start += count) {
+        /* Four rows at once as soon as they are a branch of the tree: then it costs little. */
+        const int64_t most = tree != NULL && *rows % 4 == 0 && n - start >= 4 * LANES ? 4 * LANES : LANES;
         const double *restrict sums = accumulator + start;
-        double *restrict squares = lanes + start % LANES;
+        count = start + most < n ? most : n - start;
         for (int64_t i = 0; i < count; i++) {
             const float quotient = (float)(sums[i] / weight);
             results[i] = quotient == quotient ? quotient : __builtin_nanf("");
         }
-        for (int64_t i = 0; i < count; i++)
-            squares[i] += (double)results[i] * (double)results[i];
+        if (tree != NULL)
+            push_squares(results, count, tree, rows);
         memcpy((char *)accumulator + start * sizeof(float), results, count * sizeof(float));
+    }
+}
+
+/* The same for results that stay float64. */
+void vf_finish_double(double *accumulator, int64_t n, double weight, double *tree, int64_t *rows)
+{
+    double squares[LANES];
+    for (int64_t start = 0; start < n; start += LANES) {
+        const int64_t count = start + LANES < n ? LANES : n - start;
+        double *restrict results = accumulator + start;
+        for (int64_t i = 0; i < count; i++) {
+            const double quotient = results[i] / weight;
+            results[i] = quotient == quotient ? quotient : __builtin_nan("");
+        }
+        if (tree != NULL) {
+            for (int64_t i = 0; i < count; i++)
+                squares[i] = results[i] * results[i];
+            memset(squares + count, 0, (LANES - count) * sizeof(double));
+            push(squares, 0, tree, rows);
+        }
     }
 }

@@ -67,11 +67,11 @@ class Announced:
         first = request.at != self._at
         if first:
             self._at, self._handed = request.at, []
-        self._again = deque(each for each in self._again if not first and each.key != request.key)
-        nodes = [each.virtual_node for each in self._handed]
+        self._again = deque(other for other in self._again if not first and other.key != request.key)
+        nodes = [other.virtual_node for other in self._handed]
         if request.virtual_node in nodes:  # a replay: the others will be asked for again too
             place = nodes.index(request.virtual_node)
-            self._again = deque(replace(each, attempt=request.attempt) for each in self._handed[place + 1 :])
+            self._again = deque(replace(other, attempt=request.attempt) for other in self._handed[place + 1 :])
             del self._handed[place:]
         self._handed.append(request)
         return first
@@ -82,7 +82,7 @@ class Announced:
 
     def next(self) -> Request | None:
         """The next shard that has not been asked for; batches that the script has skipped are left out."""
-        handed = {each.virtual_node for each in self._handed}
+        handed = {other.virtual_node for other in self._handed}
         for request in self._requests:
             if request.at > self._at or (request.at == self._at and request.virtual_node not in handed):
                 return request
@@ -98,11 +98,20 @@ class _Asked:
 
 
 class Ahead:
-    """Keeps *processes* loader processes busy with the shards that come next."""
+    """Keeps *processes* loader processes busy with the shards that come next.
 
-    def __init__(self, load: Callable[[Request], Any], processes: int, announced: Announced) -> None:
+    *by_node* has each virtual node's shards loaded by one and the same process, where the others would have to read
+    what is not theirs.
+    """
+
+    def __init__(
+        self, load: Callable[[Request], Any], processes: int, announced: Announced, *, by_node: bool = False
+    ) -> None:
         self._load = load
-        self._processes = [LoaderProcess(load, number, processes) for number in range(processes)]
+        self._by_node = by_node
+        # A stream that asks which process it is in must not leave out what it takes for the part of others.
+        places = [(0, 1) if by_node else (number, processes) for number in range(processes)]
+        self._processes = [LoaderProcess(load, number, of) for number, of in places]
         self._asked: dict[Key, _Asked] = {}
         self._announced = announced
         self._fill()
@@ -114,10 +123,13 @@ class Ahead:
         self._fill()
 
     def take(self, request: Request, patience_seconds: float | None) -> Any:
-        """The shard, or None if the caller has to load it. The request has been told to ``Announced`` before."""
+        """The shard, or None if the caller has to load it. The request has been given to ``Announced`` before."""
         self._drop([key for key in self._asked if key[:2] < request.at])
         self._fill()
         asked = self._asked.pop(request.key, None)
+        if asked is None and self._by_node and self._processes:  # the first of a replay, which the process still has
+            process = self._process_for(request)
+            asked = _Asked(process, process.ask(request), again=True)
         shard = asked.process.answer(asked.ticket, patience_seconds) if asked is not None else None
         if asked is not None and shard is None:
             self._leave_out(asked.process)
@@ -145,9 +157,14 @@ class Ahead:
         for again, source in ((True, self._announced.again), (False, self._announced.next)):
             under_way = sum(asked.again == again for asked in self._asked.values())
             while under_way < DEPTH * len(self._processes) and (request := source()) is not None:
-                process = min(self._processes, key=lambda each: each.under_way)
+                process = self._process_for(request)
                 self._asked[request.key] = _Asked(process, process.ask(request), again)
                 under_way += 1
+
+    def _process_for(self, request: Request) -> LoaderProcess:
+        if self._by_node:
+            return self._processes[request.virtual_node % len(self._processes)]
+        return min(self._processes, key=lambda process: process.under_way)
 
     def _drop(self, keys: Iterable[Key]) -> None:
         for key in list(keys):
@@ -165,15 +182,15 @@ class LoaderProcess:
     """A forked process that loads one shard after another."""
 
     def __init__(self, load: Callable[[Request], Any], number: int, of: int) -> None:
-        self._here, there = _fork.Pipe()
+        self._here, far_end = _fork.Pipe()
         # Until the process has its own: a signal that arrives earlier would find the parent's handlers.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
-            self._process = _fork.Process(target=_serve, args=(load, there, os.getpid(), number, of), daemon=True)
+            self._process = _fork.Process(target=_serve, args=(load, far_end, os.getpid(), number, of), daemon=True)
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        there.close()
+        far_end.close()
         self._end = weakref.finalize(self, _end, self._process, self._here, os.getpid())
         self._tickets = 0
         self._wanted: set[int] = set()

@@ -13,10 +13,11 @@ import time
 from torch import Tensor
 
 from virtualflow.core.membership import Group, Membership
-from virtualflow.core.sharding import Epoch
+from virtualflow.core.sharding import EpochPlan
 from virtualflow.errors import HiddenStateError
-from virtualflow.train.peers import gather_packed, unpacked
-from virtualflow.train.reduction import ExactReduction, Reduction
+from virtualflow.train.exact_reduction import ExactReduction
+from virtualflow.train.packed_values import gather_packed, unpacked
+from virtualflow.train.reduction import Reduction
 from virtualflow.train.state import bytes_of
 
 Seen = dict[tuple[int, str], str]
@@ -31,7 +32,7 @@ class AuditExchange:
         self._asked_at = -1  # as many changes were there before
         self._boundaries = 0
 
-    def cross_boundary(self, epoch: Epoch, step: int, epochs: int) -> None:
+    def cross_boundary(self, epoch: EpochPlan, step: int, epochs: int) -> None:
         """Ask for it in the second epoch, or in the middle of the only one; then be slow until it has happened."""
         if self._asked_at < 0:
             if (epoch.number >= 1 and step >= 1) or (epochs == 1 and step >= epoch.steps // 2):

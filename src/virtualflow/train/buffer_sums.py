@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from virtualflow.core.membership import Group
-from virtualflow.errors import HiddenStateError
+from virtualflow.errors import HiddenStateError, NonFiniteError
 from virtualflow.train.buffers import Buffers
+from virtualflow.train.readback import Later, Readback
+from virtualflow.train.scalars import INFINITE_BITS
 from virtualflow.train.sums import Sums
+
+NAN_BITS = INFINITE_BITS + 1  # as the peak of a running extreme
 
 
 class BufferSums:
@@ -21,6 +25,7 @@ class BufferSums:
         self._sums = Sums(virtual_nodes, exact=exact)
         self._names: list[str] = []
         self._most: dict[int, Tensor] = {}
+        self._odd: dict[int, Tensor] = {}  # whether such an extreme was NaN: a maximum over workers may lose that
         self._extreme: set[int] = set()  # running extremes that a virtual node has changed
         self.adopt()
 
@@ -43,9 +48,18 @@ class BufferSums:
         self._sums.begin()
         self._most.clear()
         self._extreme.clear()
+        self._odd.clear()
+        known = self._sums.grids_by_name().keys() | self._buffers.extremes.keys()
+        self._buffers.begin({index for index, name in enumerate(self._names) if name in known})
+        self._most.clear()
+        self._extreme.clear()
+
+    def begin_node(self) -> None:
+        """Another virtual node runs next."""
+        self._sums.begin_node()
 
     def take(self, examples: int, witness: Callable[[str, Tensor], None] | None) -> None:
-        """Take in the buffers that a virtual node with so many *examples* has changed."""
+        """Take in the buffers that a virtual node has changed, weighted by its *examples*."""
         averaged = []
         for index in self._buffers.changed:
             if self._buffers.extreme(index) is None:
@@ -69,29 +83,47 @@ class BufferSums:
                     self._most[index] = self._buffers.most(index, at_start=True)
                 group.max(self._most[index]).wait()
 
-    def peaks(self) -> list[int]:
+    def peaks(self, readback: Readback) -> Later[list[int]]:
         """For each buffer its largest addend on this worker, as bits, or -1 if nothing has changed it."""
-        peaks = self._sums.peaks()
-        for index in self._extreme:
-            peaks[index] = 0
+        largest, odd = self._sums.peaks(readback), self._sums.unclean_tensors(readback)
+        still, flags = self._buffers.strays()
+        strayed = readback.integers(flags)
+        odd_extremes = {index: readback.integers(flag.reshape(1)) for index, flag in self._odd.items()}
+
+        def peaks() -> list[int]:
+            # A difference of 0 is none; where differences are not finite, the largest that is may be 0.
+            nothing = set(range(len(self._names))) - set(odd())
+            peaks = [-1 if bits == 0 and index in nothing else bits for index, bits in enumerate(largest())]
+            for index in [*self._extreme, *(index for index, flag in zip(still, strayed(), strict=True) if flag)]:
+                peaks[index] = max(peaks[index], 0)
+            return [
+                NAN_BITS if index in odd_extremes and any(odd_extremes[index]()) else bits
+                for index, bits in enumerate(peaks)
+            ]
+
         return peaks
 
     def accept(self, peaks: list[int]) -> bool:
         """Whether these sums are right, given the *peaks* over all workers."""
-        found = {
-            self._names[i]: kind for i, bits in enumerate(peaks) if bits >= 0 and (kind := self._buffers.extreme(i))
+        extremes = {
+            self._names[i]: extreme
+            for i, bits in enumerate(peaks)
+            if bits >= 0 and (extreme := self._buffers.extreme(i))
         }
-        new = found.keys() - self._buffers.extremes.keys()
-        self._buffers.extremes.update(found)
+        new = extremes.keys() - self._buffers.extremes.keys()
+        self._buffers.extremes.update(extremes)
         return self._sums.accept(self._averaged(peaks)) and not new
 
     def finish(self, peaks: list[int], examples: int) -> None:
         """Set the buffers to those of the step."""
+        if moved := [index for index, bits in enumerate(self._averaged(peaks)) if bits >= 0]:
+            self._sums.divide(examples)
+            self._buffers.advance(moved, [self._sums.result(index) for index in moved])
         for index, bits in enumerate(peaks):
             if bits >= 0 and self._names[index] in self._buffers.extremes:
+                if bits == NAN_BITS:
+                    raise NonFiniteError(f"the buffer {self._names[index]!r}, a running extreme, has become NaN")
                 self._buffers.set_most(index, self._most[index])
-            elif bits >= 0:
-                self._buffers.advance(index, self._sums.finish(index, examples))
         self._sums.commit(self._averaged(peaks))
 
     def _take_extreme(self, index: int) -> None:
@@ -104,6 +136,8 @@ class BufferSums:
         self._extreme.add(index)
         if self._names[index] in self._buffers.extremes:
             most = self._buffers.most(index)
+            odd = most.isnan().any()
+            self._odd[index] = self._odd[index] | odd if index in self._odd else odd
             self._most[index] = torch.maximum(self._most[index], most) if index in self._most else most
 
     def _averaged(self, peaks: list[int]) -> list[int]:

@@ -3,19 +3,23 @@
 A forward may write a buffer, put another tensor in its place, make one on its first call, or one of another shape. What
 it does with values is averaged over virtual nodes; a running maximum or minimum, which starts at an infinity, keeps its
 extreme. One that is *born*, or changes its shape, is given to every worker, and the step is replayed with it.
+
+On a CPU, what a virtual node has changed is found by comparing. An accelerator would have to be waited for: there,
+those that are known to *move* count as changed. Whether another was changed all the same is read at the step's end: it
+moves from then on, and the step is replayed.
 """
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virtualflow.errors import NonFiniteError
-from virtualflow.train.state import Parts, bytes_of, joined
+from virtualflow.train.state import Parts, joined
 
 _EIGHT_BYTES = (torch.int64, torch.uint64)
 
@@ -31,7 +35,7 @@ class Buffer:
 
     def current(self) -> Tensor:
         held = self.module._buffers.get(self.key)
-        return self.tensor if held is None else held
+        return self.tensor if held is None else held.to(self.tensor.device)
 
     def keeps_its_form(self) -> bool:
         current = self.current()
@@ -72,40 +76,64 @@ class Buffers:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.all: list[Buffer] = []
+        self.listing = 0  # a number for the set that they are
         self.changed: list[int] = []  # by the virtual node that ran last
         self.born: dict[str, Birth] = {}  # by all virtual nodes of this attempt on this worker
         self.own_form: dict[str, bool] = {}  # those whose shape is the forward's business: whether they are persistent
         self.extremes: dict[str, str] = {}  # running maxima and minima: "max" or "min"
         self._infinite: dict[str, str | None] = {}  # what each buffer held when it was first seen: "max", "min", "nan"
+        self._weighted: list[int] = []  # the integer buffers that ``_weight`` is for
+        self._weight = torch.zeros(0, dtype=torch.int64)
         self._relist()
 
-    def hold(self) -> bool:
-        """Take the buffers' values as those that the step starts from; return whether it is another set than before."""
-        if [found[:3] for found in self._parts.buffers()] != self._listed or not all(
+    def hold(self) -> None:
+        """Take the buffers' values as those that the step starts from; they may be another set than before."""
+        if [buffer[:3] for buffer in self._parts.buffers()] != self._listed or not all(
             map(Buffer.keeps_its_form, self.all)
         ):
             self._relist()  # the script has changed them: a mask for pruning, a larger table
-            return True
+            return
         self.compare()
-        for index in self.changed:
+        kept = sorted({*self.changed, *self._on_device})
+        for index in kept:
             self.all[index].put_back()
-            self._start[index].copy_(self.all[index].tensor)
+        _copy([self._start[index] for index in kept], [self.all[index].tensor for index in kept])
         self.changed = []
-        return False
+
+    def begin(self, moving: set[int]) -> None:
+        """An attempt at a step begins; those in *moving* count as changed by every virtual node."""
+        self.moving = moving
+        self._still = [index for index in self._on_device if index not in moving]
+        self._strayed: Tensor | None = None
 
     def compare(self) -> None:
         """Find out which buffers differ from their values at the step's start."""
         # By value: batch norm writes its statistics without raising their version.
-        self.changed = [
-            index
-            for index, (buffer, start) in enumerate(zip(self.all, self._start, strict=True))
-            if not _is_equal(buffer.current(), start)
-        ]
+        self.changed = [index for index, buffer in enumerate(self.all) if self._has_changed(index, buffer)]
+
+    def _has_changed(self, index: int, buffer: Buffer) -> bool:
+        if index in self._on_device:
+            return index in self.moving or buffer.module._buffers.get(buffer.key) is not buffer.tensor
+        return not _is_equal(buffer.current(), self._start[index])
+
+    def strays(self) -> tuple[list[int], Tensor]:
+        """Those that did not count as changed in this attempt, and whether a virtual node has changed them."""
+        return (self._still, self._strayed) if self._strayed is not None else ([], torch.zeros(0, dtype=torch.bool))
+
+    def _look_for_strays(self) -> None:
+        if self._still:
+            odd = torch.stack([(self.all[index].tensor != self._start[index]).any() for index in self._still])
+            self._strayed = odd if self._strayed is None else self._strayed | odd
+
+    def reset(self) -> None:
+        """Set all buffers to their values at the step's start, whatever has happened since."""
+        self.compare()
+        self.restore()
 
     def restore(self) -> None:
-        """Set every changed buffer to its value at the step's start."""
-        for index in self.changed:
-            self.all[index].tensor.copy_(self._start[index])
+        """Set every changed buffer to its value at the step's start; and those of which that is not known."""
+        changed = sorted({*self.changed, *self._on_device})
+        _copy([self.all[index].tensor for index in changed], [self._start[index] for index in changed])
         for buffer in self.all:
             if buffer.module._buffers.get(buffer.key) is not buffer.tensor:  # replaced, or removed
                 buffer.module._buffers[buffer.key] = buffer.tensor
@@ -121,6 +149,7 @@ class Buffers:
 
         Those that have another shape count no longer as changed.
         """
+        self._look_for_strays()
         births = []
         for index in [index for index in self.changed if not self.all[index].keeps_its_form()]:
             buffer = self.all[index]
@@ -154,21 +183,25 @@ class Buffers:
         if not indices:
             return []
         # In few calls for all of them: a batch norm layer has three, and they are small.
-        currents = [_summable(self.all[index].current().detach()) for index in indices]
-        differences = list(torch._foreach_sub(currents, [_summable(self._start[index]) for index in indices]))
-        _split(differences)
-        torch._foreach_mul_(differences, weight)
-        return differences
+        differences: dict[int, Tensor] = {}
+        for device in dict.fromkeys(self._start[index].device for index in indices):
+            here = [index for index in indices if self._start[index].device == device]
+            currents = [_summable(self.all[index].current().detach()) for index in here]
+            changes = list(torch._foreach_sub(currents, [_summable(self._start[index]) for index in here]))
+            _split(changes)
+            torch._foreach_mul_(changes, weight)
+            differences |= zip(here, changes, strict=True)
+        return [differences[index] for index in indices]
 
-    def advance(self, index: int, difference: Tensor) -> None:
-        """Move a buffer to its start plus *difference*."""
-        self.all[index].tensor.copy_(_moved(self._start[index], difference))
+    def advance(self, indices: Sequence[int], differences: Sequence[Tensor]) -> None:
+        """Move these buffers to their starts plus *differences*."""
+        starts = [self._start[index] for index in indices]
+        changes = [change.to(start.device) for start, change in zip(starts, differences, strict=True)]
+        _copy([self.all[index].tensor for index in indices], _moved(starts, changes))
 
     def most(self, index: int, *, at_start: bool = False) -> Tensor:
         """A running maximum, or a minimum with its sign changed, so that the largest over virtual nodes counts."""
         value = (self._start[index] if at_start else self.all[index].current()).detach()
-        if value.isnan().any():
-            raise NonFiniteError(f"the buffer {self.all[index].name!r}, a running extreme, has become NaN")
         wide = value.float() if value.element_size() < 4 else value
         return -wide if self.extremes[self.all[index].name] == "min" else wide.clone()
 
@@ -177,14 +210,21 @@ class Buffers:
         buffer = self.all[index]
         buffer.tensor.copy_(-value if self.extremes[buffer.name] == "min" else value)
 
-    def integers(self) -> int:
-        """63 bits that stand for the values of all changed integer buffers: virtual nodes must agree on them."""
-        digest = hashlib.blake2b(digest_size=8)
-        for index in self.changed:
-            tensor = self.all[index].tensor
-            if not tensor.is_floating_point() and not tensor.is_complex():
-                digest.update(bytes_of(self.all[index].current()))
-        return int.from_bytes(digest.digest(), "little") >> 1
+    def integers(self) -> Tensor:
+        """A number that stands for the values of all changed integer buffers: virtual nodes must agree on them."""
+        changed = [index for index in self.changed if not _has_fractions(self.all[index].tensor)]
+        if not changed:
+            return torch.zeros((), dtype=torch.int64)
+        device = self.all[changed[0]].tensor.device
+        values = torch.cat([_whole(self.all[index].current()).reshape(-1).to(device) for index in changed])
+        return (values * self._weights(changed, values)).sum()
+
+    def _weights(self, indices: list[int], values: Tensor) -> Tensor:
+        """A large odd number for each of *values*, which are those of the buffers *indices*."""
+        if self._weighted != indices or len(self._weight) != len(values):
+            drawn = np.random.Generator(np.random.Philox(len(values))).integers(2**62, size=len(values))
+            self._weighted, self._weight = list(indices), torch.from_numpy(2 * drawn + 1).to(values.device)
+        return self._weight
 
     def form(self) -> dict[str, Any]:
         """What belongs to the job's state besides the values."""
@@ -204,23 +244,26 @@ class Buffers:
 
     def _newborn(self) -> list[tuple[nn.Module, str]]:
         """Buffers that were not there, or None, when the step began."""
-        found = []
+        newborn = []
         for module, count in zip(self._modules, self._counts, strict=True):
             if len(module._buffers) != count or id(module) in self._absent:
                 known = self._known.get(id(module), ())
-                found += [
+                newborn += [
                     (module, key) for key, held in module._buffers.items() if held is not None and key not in known
                 ]
-        return found
+        return newborn
 
     def _relist(self) -> None:
-        found = self._parts.buffers()
-        self._listed = [each[:3] for each in found]
-        self.all = [Buffer(*each) for each in found]
+        self.listing += 1
+        listed = self._parts.buffers()
+        self._listed = [entry[:3] for entry in listed]
+        self.all = [Buffer(*entry) for entry in listed]
         self._start = [buffer.tensor.clone() for buffer in self.all]
         for buffer in self.all:
             if buffer.name not in self._infinite:
                 self._infinite[buffer.name] = _infinity_in(buffer.tensor)
+        self._on_device = {index for index, buffer in enumerate(self.all) if buffer.tensor.device.type != "cpu"}
+        self.begin(set())
         self._modules = self._parts.modules()
         self._counts = [len(module._buffers) for module in self._modules]
         self._known: dict[int, set[str]] = {}
@@ -250,6 +293,27 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
+def _has_fractions(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Integers of any form as int64."""
+    return tensor.view(torch.int64) if tensor.dtype in _EIGHT_BYTES else tensor.to(torch.int64)
+
+
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each of *sources*, in few launches."""
+    with torch.no_grad():
+        for form in dict.fromkeys((target.dtype, target.device) for target in targets):
+            pairs = [
+                (target, source)
+                for target, source in zip(targets, sources, strict=True)
+                if (target.dtype, target.device) == form
+            ]
+            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
 def _summable(tensor: Tensor) -> Tensor:
     """*tensor* as numbers that can be subtracted without loss."""
     if tensor.is_complex():
@@ -269,13 +333,26 @@ def _split(tensors: list[Tensor]) -> None:
             tensors[place] = part.reshape(*tensors[place].shape, 2)
 
 
-def _moved(start: Tensor, difference: Tensor) -> Tensor:
-    if start.dtype == torch.bool:
-        return start ^ (difference != 0)
-    if start.is_complex():
-        return start + torch.view_as_complex(difference.contiguous()).to(start.dtype)
-    if start.dtype in _EIGHT_BYTES:
-        low, high = difference.to(torch.int64).unbind(-1)
-        whole: Tensor = start.view(torch.int64) + (high << 32) + low
-        return whole.view(start.dtype)
-    return start + difference.to(start.dtype)
+def _moved(starts: Sequence[Tensor], differences: Sequence[Tensor]) -> list[Tensor]:
+    """Each start plus its difference, in few launches for those of which a model has many."""
+    moved = [torch.empty(0)] * len(starts)
+    for dtype, device in dict.fromkeys((start.dtype, start.device) for start in starts):
+        places = [place for place, start in enumerate(starts) if (start.dtype, start.device) == (dtype, device)]
+        before, after = [starts[place] for place in places], [differences[place] for place in places]
+        for place, value in zip(places, _moved_alike(dtype, before, after), strict=True):
+            moved[place] = value
+    return moved
+
+
+def _moved_alike(dtype: torch.dtype, starts: list[Tensor], differences: list[Tensor]) -> Sequence[Tensor]:
+    if dtype == torch.bool:
+        return [start ^ (change != 0) for start, change in zip(starts, differences, strict=True)]
+    if dtype.is_complex:
+        changes = [torch.view_as_complex(change.contiguous()).to(dtype) for change in differences]
+        return torch._foreach_add(starts, changes)
+    if dtype in _EIGHT_BYTES:
+        low, high = torch.cat([change.reshape(-1, 2) for change in differences]).to(torch.int64).unbind(-1)
+        whole = torch.cat([start.view(torch.int64).reshape(-1) for start in starts]) + (high << 32) + low
+        parts = whole.split([start.numel() for start in starts])
+        return [part.reshape(start.shape).view(dtype) for part, start in zip(parts, starts, strict=True)]
+    return torch._foreach_add(starts, [change.to(dtype) for change in differences])

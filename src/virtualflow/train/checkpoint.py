@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+from torch.serialization import default_restore_location
+from torch.utils._pytree import tree_map
 
 from virtualflow.core import faults
 from virtualflow.errors import CheckpointError
@@ -15,6 +18,8 @@ from virtualflow.system.sealed_files import Seal, written_whole
 
 FORMAT = "virtualflow checkpoint"
 VERSION = 2
+PARAMETERS, BUFFERS = "parameters", "buffers"
+HOST = torch.device("cpu")
 UNSEALED_VERSION = 1  # of a VirtualFlow that wrote no digests; the rest is the same
 
 
@@ -33,13 +38,35 @@ def write_atomically(path: Path, value: Any) -> None:
         raise CheckpointError(f"cannot write {path}: {error}. A file that was there before is untouched.") from error
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The contents of a checkpoint, checked to be one, and to be what was written."""
+def on_host(state: dict[str, Any]) -> dict[str, Any]:
+    """A module's *state* with its tensors in the host's memory: it can be read where there is no accelerator."""
+    moved: dict[Any, torch.Tensor] = {}
+
+    def move(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+            return value
+        if value.layout != torch.strided:
+            return value.cpu()
+        same = value.data_ptr(), value.dtype, value.shape, value.stride()
+        return moved.setdefault(same, value.cpu())  # tied weights stay one
+
+    for name, value in state.items():
+        state[name] = tree_map(move, value)  # in place: it has versions beside it, as an attribute
+    return state
+
+
+def read(path: Path, device: torch.device = HOST, *, mapped: bool = False) -> dict[str, Any]:
+    """The contents of a checkpoint, checked to be one, and to be what was written.
+
+    What lay on the writer's accelerator comes to *device*, all but the parameters: those are copied into the model's.
+    If it is *mapped*, tensors stay in the file until they are looked at.
+    """
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
     is_sealed = sealed_files.check(path)
+    places = TensorPlaces()
     try:
-        contents = torch.load(path, weights_only=True, map_location="cpu")
+        contents = torch.load(path, weights_only=True, map_location=places.to_host, mmap=mapped)
     except Exception as error:  # torch raises a dozen types for damaged files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
@@ -58,7 +85,41 @@ def read(path: Path) -> dict[str, Any]:
         )
     if version == VERSION and not is_sealed:
         raise CheckpointError(f"{path} is damaged: its digest is gone. Use an earlier one, or save again.")
+    if device.type != HOST.type:
+        places.put_back(contents, device)
     return contents
+
+
+def onto(device: torch.device) -> Callable[[Any, str], Any]:
+    """For ``torch.load`` of what is small: what lay on an accelerator comes to *device*, whichever it lay on."""
+    return lambda storage, location: default_restore_location(
+        storage, location if location == HOST.type else str(device)
+    )
+
+
+class TensorPlaces:
+    """Where the tensors of a checkpoint lay when it was written: on the host, or on an accelerator."""
+
+    def __init__(self) -> None:
+        self._elsewhere: set[int] = set()  # the host's memory of those that lay on an accelerator
+
+    def to_host(self, storage: Any, location: str) -> Any:
+        """For ``torch.load``: leave *storage* on the host, where it has been read to."""
+        if location != HOST.type and storage.nbytes():
+            self._elsewhere.add(storage.data_ptr())
+        return storage
+
+    def put_back(self, contents: dict[str, Any], device: torch.device) -> None:
+        """Move what lay on an accelerator to *device*, this worker's own."""
+
+        def move(value: Any) -> Any:
+            is_elsewhere = isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self._elsewhere
+            return value.to(device) if is_elsewhere else value
+
+        if self._elsewhere:
+            contents |= {key: tree_map(move, value) for key, value in contents.items() if key != PARAMETERS}
+        else:  # of a job on CPUs: its modules are moved as a whole
+            contents[BUFFERS] = {name: tensor.to(device) for name, tensor in contents[BUFFERS].items()}
 
 
 def check_same_job(path: Path, saved: dict[str, Any], mine: dict[str, Any]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
+from virtualflow.core.membership import JobContext
 from virtualflow.errors import ConfigError
 from virtualflow.train import optimizer_state, script_state
 from virtualflow.train.checkpoint import check_savable
@@ -31,7 +32,12 @@ def check_model(model: nn.Module) -> None:
             raise ConfigError(sparse_reason(f"{plain_name(name)}.weight"))
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: nn.Module) -> None:
+    for optimizer in optimizers:
+        _check_optimizer(optimizer, model)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
             "LBFGS is not supported: it evaluates the loss several times within one step, at points that it chooses, "
@@ -48,9 +54,36 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             )
 
 
-def check_compiled(model: nn.Module, sizes: Iterable[int], loss_fn: Any = None) -> None:
+def check_sharding(
+    sharding: str, copies: int, reduction: str, optimizer: Any, on_gradients: Any, job: JobContext
+) -> None:
+    if sharding not in ("none", "state"):
+        raise ConfigError(f'sharding={sharding!r}, expected "none" or "state"')
+    if not isinstance(copies, int) or copies < 1:
+        raise ConfigError(f"copies={copies!r}, expected a number of at least 1: how many devices hold each block")
+    if sharding == "none":
+        return
+    reasons = {
+        'reduction="exact"': reduction != "exact",
+        "one kind of step, without phases": isinstance(optimizer, Mapping),
+        "no on_gradients: no worker has all gradients": on_gradients is not None,
+        "devices of one type": job.mixed,
+        "devices that are CPUs": job.device_type != "cpu",
+        "no --audit": job.description.audit,
+    }
+    if refused := [needed for needed, is_missing in reasons.items() if is_missing]:
+        raise ConfigError(f'sharding="state" needs {"; ".join(refused)}. Use sharding="none".')
+
+
+def check_not_sharded(shards: object, call: str) -> None:
+    """Refuse a *call* that needs all gradients in one place."""
+    if shards is not None:
+        raise ConfigError(f'{call} needs all gradients on every worker, and sharding="state" has them on none.')
+
+
+def check_compiled(model: nn.Module, sizes: Iterable[int], loss_fns: Iterable[Any] = ()) -> None:
     """Make the bits of whatever is compiled independent of what it ran before."""
-    if any(_is_dynamic(candidate) for candidate in _compilable(model, loss_fn)):
+    if any(_is_dynamic(candidate) for loss_fn in loss_fns for candidate in _compilable(model, loss_fn)):
         raise ConfigError(
             "reduction='exact' needs torch.compile(..., dynamic=False), or no word about dynamic: with dynamic shapes, "
             "which kernel runs depends on the shapes seen before, and so would the bits. Or use reduction='fast'."
@@ -89,8 +122,8 @@ def _compile_context(candidate: Any) -> Any:
     if isinstance(candidate, torch._dynamo.OptimizedModule):
         return candidate.dynamo_ctx
     cells = [cell for cell in getattr(candidate, "__closure__", None) or () if _is_filled(cell)]
-    kind = torch._dynamo.eval_frame.OptimizeContext
-    return next((cell.cell_contents for cell in cells if isinstance(cell.cell_contents, kind)), None)
+    context_class = torch._dynamo.eval_frame.OptimizeContext
+    return next((cell.cell_contents for cell in cells if isinstance(cell.cell_contents, context_class)), None)
 
 
 def named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -107,7 +140,7 @@ def named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _global_names(code: CodeType) -> set[str]:
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*(_global_names(each) for each in inner))
+    return set(code.co_names).union(*(_global_names(inner_code) for inner_code in inner))
 
 
 def _is_filled(cell: CellType) -> bool:
@@ -118,13 +151,14 @@ def _is_filled(cell: CellType) -> bool:
     return True
 
 
-def check_state(state: Iterable[Any], optimizer: torch.optim.Optimizer) -> None:
+def check_state(state: Iterable[Any], optimizers: Iterable[torch.optim.Optimizer]) -> None:
     for place, item in enumerate(state):
         script_state.check(item)
         if not isinstance(item, nn.Module):
             check_savable(script_state.take(item, f"state[{place}]"), f"the {type(item).__name__} in state=")
-    optimizer_state.check(optimizer)
-    check_savable(optimizer.state_dict(), "the optimizer")
+    for optimizer in optimizers:
+        optimizer_state.check(optimizer)
+        check_savable(optimizer.state_dict(), "the optimizer")
 
 
 def check_choices(reduction: str, on_nan: str, loader_workers: int | None, clip_grad_norm: float | None) -> None:

@@ -9,26 +9,31 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
 from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError
+from virtualflow.streams.reader import StreamReader
+from virtualflow.streams.stream import Stream
+from virtualflow.streams.zipping import ZippedReader
 from virtualflow.train.ahead import Ahead, Announced
 from virtualflow.train.ahead import Request as Request
 from virtualflow.train.footprint import Footprint
 from virtualflow.train.reach import NotPlainError
 from virtualflow.train.seeding import reseed
+from virtualflow.train.sources import Collate as Collate
+from virtualflow.train.sources import DrawnBatches
+from virtualflow.train.upload import Upload
 
 logger = logging.getLogger("virtualflow")
 
 Batch = Any
-Collate = Callable[[list[Any]], Batch]
 
 
 class Dataset(Protocol):
@@ -45,10 +50,7 @@ class Shard:
     batch: Batch
     examples: int
     ids: int
-
-    def on(self, device: torch.device) -> Shard:
-        """The same on *device*."""
-        return Shard(moved(self.batch, device), self.examples, self.ids)
+    is_drawn: bool = False  # by a function, which may have drawn another number of examples
 
 
 _fetching: Request | None = None
@@ -78,7 +80,17 @@ class ShardDataset:
     @property
     def parts(self) -> dict[str, Any]:
         """All that decides what is loaded."""
+        if isinstance(self.dataset, DrawnBatches):
+            return {"batch_fn": self.dataset.batch_fn}
+        if isinstance(self.dataset, StreamReader):  # which has cursors of its own in every process
+            stream = self.dataset.stream
+            return {"open_shard": stream.open_shard, "map": stream.function, "collate_fn": self._collate_fn}
         return {"the dataset": self.dataset, "collate_fn": self._collate_fn}
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether a virtual node's next shard is loaded faster where the one before was."""
+        return isinstance(self.dataset, StreamReader)
 
     def __call__(self, request: Request) -> Shard:
         global _fetching
@@ -88,13 +100,18 @@ class ShardDataset:
         try:
             if threads > 1:
                 torch.set_num_threads(1)  # as in a loader process, for the same bits
-            return Shard(self._loaded(request, indices), len(indices), digest_of_ids(indices))
+            is_drawn = isinstance(self.dataset, DrawnBatches)
+            ids = self.dataset.ids(indices) if isinstance(self.dataset, ZippedReader) else indices
+            return Shard(self._loaded(request, indices), len(indices), digest_of_ids(ids), is_drawn)
         finally:
             if threads > 1:
                 torch.set_num_threads(threads)
             _fetching = None
 
     def _loaded(self, request: Request, indices: list[int]) -> Batch:
+        if isinstance(self.dataset, DrawnBatches):
+            reseed(derive(self._seed, "draw", request.step, request.virtual_node))
+            return self.dataset.batch_fn(len(indices))
         if self._collate_fn is None and (rows := gathered(self.dataset, indices)) is not None:
             return rows
         examples = [self.example(request.epoch, index) for index in indices]
@@ -103,7 +120,8 @@ class ShardDataset:
 
     def example(self, epoch: int, index: int) -> Any:
         """One example, seeded by epoch and example: augmentation gives the same on any device and loader process."""
-        reseed(derive(self._seed, "example", epoch, index))
+        if not isinstance(self.dataset, StreamReader):  # which seeds by itself what may draw
+            reseed(derive(self._seed, "example", epoch, index))
         return self.dataset[index]
 
 
@@ -182,7 +200,7 @@ class Feed:
     ) -> None:
         self._shards = ShardDataset(dataset, collate_fn, seed)
         self._loader_workers = loader_workers
-        self._device = device
+        self._upload = Upload(device) if device.type != "cpu" else None
         self._announced = Announced()
         self._ahead: Ahead | None = None
         self._footprint: Footprint | None = None
@@ -213,7 +231,7 @@ class Feed:
             self._ahead.announce(self._announced)
         elif self._loader_workers:
             self._footprint = Footprint(self._shards.parts, strict=False)
-            self._ahead = Ahead(self._shards, self._loader_workers, self._announced)
+            self._begin_ahead(self._loader_workers)
 
     def take(self, request: Request) -> Shard:
         """The shard for *request*: from a loader process if it was announced, else loaded here and now."""
@@ -226,7 +244,7 @@ class Feed:
         if self._ahead is not None and self._announced.exhausted and not self._ahead.under_way:
             self._look_for_changes(everything=True)
             self.close()
-        return shard if self._device.type == "cpu" else shard.on(self._device)
+        return shard if self._upload is None else replace(shard, batch=self._upload(shard.batch))
 
     def __enter__(self) -> Self:
         return self
@@ -240,6 +258,9 @@ class Feed:
             self._ahead.end()
         self._ahead = self._footprint = self._worth = None
         self._automatic = False
+
+    def _begin_ahead(self, processes: int) -> None:
+        self._ahead = Ahead(self._shards, processes, self._announced, by_node=self._shards.reads_on)
 
     def _fetched(self, request: Request) -> Shard | None:
         assert self._ahead is not None
@@ -272,7 +293,7 @@ class Feed:
         elif (name := self._footprint.change(everything=self._ahead is None)) is not None:
             self._stay(f"{name} changes while it is used")
         elif self._ahead is None:  # one shard was loaded since, and nothing has changed
-            self._ahead = Ahead(self._shards, 1, self._announced)
+            self._begin_ahead(1)
 
     def _stay(self, reason: str) -> None:
         logger.info("the dataset is loaded in the training thread, although that takes long: %s", reason)
@@ -302,19 +323,6 @@ def _queued_seconds() -> float:
         return 0.0
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """*value* with every tensor in it on *device*, through any nesting of dicts, lists and tuples."""
-    if isinstance(value, Tensor) or hasattr(value, "to"):
-        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device)
-    if isinstance(value, Mapping):
-        return {key: moved(item, device) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(item, device) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(moved(item, device) for item in value)
-    return value
-
-
 def length_of(dataset: Dataset, purpose: str) -> int:
     """The length of *dataset*, refused where there is nothing to do or no way to index it."""
     if (reason := _not_a_dataset(dataset)) is not None:
@@ -326,19 +334,21 @@ def length_of(dataset: Dataset, purpose: str) -> int:
 
 
 def _not_a_dataset(dataset: Any) -> str | None:
-    kind = type(dataset).__name__
-    if isinstance(dataset, DataLoader):
-        return (
-            "a DataLoader. Pass the dataset itself (loader.dataset): the Trainer cuts the batches. What the loader was "
-            "told goes there: Trainer(batch_size=, collate_fn=, sampler=, drop_last=, loader_workers=)."
-        )
+    type_name = type(dataset).__name__
+    if isinstance(dataset, Stream):
+        return "a stream, whose examples have no index. Put a part of it into a list: list(stream)."
+    if type_name == "_FabricDataLoader":
+        return "what fabric.setup_dataloaders returns. Leave that call out, and pass the DataLoader itself."
+    if hasattr(dataset, "num_shards") and hasattr(dataset, "state_dict"):
+        return f"{type_name}, a stream of Hugging Face's. Use vf.hf_stream(dataset)."
     if isinstance(dataset, Mapping):
-        return f"a {kind} of columns. Make it a list of examples, or TensorDataset(*columns)."
+        return f"a {type_name} of columns. Make it a list of examples, or TensorDataset(*columns)."
     if isinstance(dataset, tuple) and dataset and all(isinstance(part, Tensor) for part in dataset):
-        return "a tuple of tensors, which would be a dataset of so many examples. Pass TensorDataset(*tensors)."
+        return "a tuple of tensors, which would be a dataset with an example for each. Pass TensorDataset(*tensors)."
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         return (
-            f"{kind}{', an IterableDataset' if isinstance(dataset, IterableDataset) else ''}: examples must have an "
-            "index so that any device can load any of them. Put iterable data into a list first: list(dataset)."
+            f"{type_name}{', an IterableDataset' if isinstance(dataset, IterableDataset) else ''}: examples must have "
+            "an index so that any device can load any of them. Use vf.Stream(open_shard, shards=...), or put the data "
+            "into a list first: list(dataset)."
         )
     return None

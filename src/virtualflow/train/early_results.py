@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 from virtualflow.core.membership import Membership
+from virtualflow.errors import CollectiveError, PeerLostError
+from virtualflow.train.shared_errors import retold, told
+
+_ERROR = "error"
 
 
 class Recorded:
@@ -31,21 +35,38 @@ class Recorded:
 
     def __call__(self, make: Callable[[], Any]) -> Any:
         if self._membership.joining:
-            return _from_json(self._membership.recorded())
-        result = self._past.popleft() if (passed := bool(self._past)) else make()
+            return _given(_from_json(self._membership.recorded()))
+        error = None
+        if passed := bool(self._past):
+            result = self._past.popleft()
+        else:
+            try:
+                result = make()
+            except (PeerLostError, CollectiveError):
+                raise
+            except Exception as raised:  # the script may catch it, and does so again
+                error, result = raised, {_ERROR: told(raised)}
         if self._begun and not self._in_epochs:
             self.between.append(result)
         elif not self.in_pass and not passed:
             self.section.append(result)
             if not self._begun:
                 self._membership.record(_to_json(result))
-        return result
+        if error is not None:
+            raise error
+        return _given(result)
 
     def new_section(self) -> None:
         """An epoch begins."""
         self._reach_loop()
         self._in_epochs, self.in_pass = True, False
         self.section = list(self._past)
+
+    def enter_loop(self) -> None:
+        """Somebody else's loop begins, which knows by itself where the job is: nothing before it is made again."""
+        self.new_section()
+        self._past.clear()
+        self.section, self.in_pass = [], True
 
     def leave_epochs(self) -> None:
         """A loop over epochs has ended, or there was nothing left of it to do."""
@@ -62,12 +83,19 @@ class Recorded:
             self._past, self._expected = deque(self._expected), []
 
 
+def _given(result: Any) -> Any:
+    """*result* of a call, as the call gives it: an error is raised."""
+    if isinstance(result, dict):
+        raise retold(result[_ERROR])
+    return result
+
+
 def _to_json(result: Any) -> Any:
-    """*result* as it can travel to a worker that joins: a number, None, or the bytes of a tensor."""
+    """*result* as it can travel to a worker that joins: a number, None, an error, or the bytes of a tensor."""
     return {"bytes": base64.b64encode(result.numpy().tobytes()).decode()} if isinstance(result, Tensor) else result
 
 
 def _from_json(result: Any) -> Any:
-    if isinstance(result, dict):
+    if isinstance(result, dict) and "bytes" in result:
         return torch.frombuffer(bytearray(base64.b64decode(result["bytes"])), dtype=torch.uint8)
     return result

@@ -90,12 +90,12 @@ class Footprint:
     def change(self, *, everything: bool = False) -> str | None:
         """The name of something that is not as it was; large arrays only with *everything*."""
         watched = itertools.chain(self._often, self._rarely if everything else ())
-        return next((name for each in watched if (name := each.change()) is not None), None)
+        return next((name for entry in watched if (name := entry.change()) is not None), None)
 
     def renew(self) -> None:
         """Take what is there now for what was."""
-        for each in self._often:
-            each.before = each.look()
+        for entry in self._often:
+            entry.before = entry.look()
 
     def _walk(self, roots: dict[str, Any]) -> None:
         stack = list(roots.items())
@@ -116,14 +116,14 @@ class Footprint:
             stack.extend(self._parts(name, value))
 
     def _parts(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        kind = type(value)
-        if issubclass(kind, Tensor):
+        value_type = type(value)
+        if issubclass(value_type, Tensor):
             self._see_tensor(name, value)
-        elif issubclass(kind, np.ndarray):
+        elif issubclass(value_type, np.ndarray):
             yield from self._see_array(name, value)
-        elif kind is bytearray:
+        elif value_type is bytearray:
             self._watch(name, lambda: (bytes(value),))
-        elif not issubclass(kind, _CODE):
+        elif not issubclass(value_type, _CODE):
             yield from self._see_object(name, value)
         elif self._strict:
             yield from self._see_code(name, value)
@@ -160,18 +160,18 @@ class Footprint:
             self._watch(name, lambda: (_checksum(value),), often=False)
 
     def _see_object(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        kind = type(value)
+        value_type = type(value)
         if self._strict:
-            check_class(name, kind)
-        elif kind.__module__.partition(".")[0] in _UNRELATED:
+            check_class(name, value_type)
+        elif value_type.__module__.partition(".")[0] in _UNRELATED:
             return
-        if issubclass(kind, CONTAINERS):
+        if issubclass(value_type, CONTAINERS):
             yield from self._see_items(name, value)
         if attributes := _attributes(value):
             self._watch(name, lambda: tuple(itertools.chain.from_iterable(_attributes(value).items())), named=True)
             yield from ((f"{name}.{key}", item) for key, item in attributes.items())
-        if self._strict and kind not in BUILT_IN:
-            yield f"class {kind.__name__}", kind
+        if self._strict and value_type not in BUILT_IN:
+            yield f"class {value_type.__name__}", value_type
 
     def _see_items(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(value, tuple | frozenset):
@@ -204,18 +204,18 @@ class Footprint:
         elif not trusted(value.__name__):
             raise NotPlainError(f"{name} is the module {value.__name__}, which is not known to bear a fork")
 
-    def _see_class(self, name: str, kind: type) -> Iterator[tuple[str, Any]]:
+    def _see_class(self, name: str, seen_class: type) -> Iterator[tuple[str, Any]]:
         def data() -> dict[str, Any]:
-            return {key: item for key, item in vars(kind).items() if not key.startswith(("__", "_abc_"))}
+            return {key: item for key, item in vars(seen_class).items() if not key.startswith(("__", "_abc_"))}
 
         self._watch(name, lambda: tuple(data().values()))
         skipped = (types.MemberDescriptorType, types.GetSetDescriptorType)
-        functions = {key: item for key, item in vars(kind).items() if isinstance(item, types.FunctionType)}
-        is_record = issubclass(kind, tuple) and hasattr(kind, "_fields")
+        functions = {key: item for key, item in vars(seen_class).items() if isinstance(item, types.FunctionType)}
+        is_record = issubclass(seen_class, tuple) and hasattr(seen_class, "_fields")
         for key, item in (functions if is_record else functions | data()).items():
             if not isinstance(item, skipped):
-                yield f"{kind.__name__}.{key}", item
-        yield from ((name, base) for base in kind.__bases__ if base not in BUILT_IN)
+                yield f"{seen_class.__name__}.{key}", item
+        yield from ((name, base) for base in seen_class.__bases__ if base not in BUILT_IN)
 
     def _see_function(self, name: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         for cell in function.__closure__ or ():
@@ -237,11 +237,11 @@ class Footprint:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    found = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        found |= {key: getattr(value, key, None) for key in ([slots] if isinstance(slots, str) else slots)}
-    return found
+    attributes = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        attributes |= {key: getattr(value, key, None) for key in ([slots] if isinstance(slots, str) else slots)}
+    return attributes
 
 
 def _items(value: Any) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,13 +15,15 @@ from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import Epoch
 from virtualflow.errors import LossError
 from virtualflow.train.buffers import Buffers
-from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.data import Feed, Request
 from virtualflow.train.loss import read_metric
-from virtualflow.train.peers import Peers, gather_packed, unpacked
+from virtualflow.train.packed_values import gather_packed, unpacked
+from virtualflow.train.peers import Peers
 from virtualflow.train.scalars import read_pairs, reduce_pairs
 from virtualflow.train.seeding import reseed
+from virtualflow.train.shared_errors import Met, raise_first
 from virtualflow.train.state import Parts
+from virtualflow.train.undeclared_state import UndeclaredState
 
 MetricFn = Callable[[nn.Module, Any], Any]
 PredictFn = Callable[[nn.Module, Any], Any]
@@ -48,6 +50,7 @@ class Pass:
 
 
 Function = Callable[[nn.Module, Any], Any]
+Keep = Callable[[Any, Request], Any]  # what is kept of a function's output for a shard
 
 
 class Inference:
@@ -63,18 +66,24 @@ class Inference:
     def evaluate(self, pass_: Pass, feed: Feed, metric_fn: MetricFn, global_step: int) -> float:
         """The mean of a metric: totals over weights, summed in the order of the dataset."""
         mine: dict[int, tuple[float, float]] = {}
+        count, met = len(pass_.shards), None
 
         def attempt() -> Tensor:
+            nonlocal met
             calls = self._peers.announce("evaluate", global_step, pass_.length)
-            watched = Bystanders(metric_fn, self._parts, self._state, "metric_fn")
+            watched = UndeclaredState(metric_fn, self._parts, self._state, "metric_fn")
             watched.watch_pass()
-            for place, output in self._outputs(pass_, mine, feed, metric_fn):
-                mine[place] = read_metric(output)
-            watched.check("it changes it")
+            met = self._run("evaluate", pass_, mine, feed, metric_fn, lambda output, _: read_metric(output))
+            if met is None:
+                watched.check("it changes it")
             calls.check()
-            return reduce_pairs(mine, len(pass_.shards), self._peers.group)
+            failed = {count: (1.0, 1.0)} if met is not None else {}
+            return reduce_pairs(mine | failed, count + 1, self._peers.group)
 
-        pairs = read_pairs(self._peers.agree(attempt))
+        *pairs, (failed, _) = read_pairs(self._peers.agree(attempt))
+        if failed == 1.0:
+            self._peers.raise_met("evaluate", global_step, met)
+            return self.evaluate(pass_, feed, metric_fn, global_step)  # the worker that has met it was lost meanwhile
         weight = sum(weight for _, weight in pairs)
         if weight == 0:
             raise LossError("the weights that metric_fn returned add up to 0, so there is no mean to take")
@@ -82,18 +91,31 @@ class Inference:
 
     def predict(self, pass_: Pass, feed: Feed, predict_fn: PredictFn, global_step: int) -> Tensor:
         """The model's outputs for every example, on every worker, packed for ``unpack``."""
+        return self._gathered("predict", pass_, feed, predict_fn, rows_on_host, global_step)
+
+    def map(self, pass_: Pass, feed: Feed, function: Function, global_step: int) -> Tensor:
+        """What *function* gives for every shard, on every worker, packed for ``in_order``."""
+        return self._gathered("map", pass_, feed, function, lambda output, _: _packable(output), global_step)
+
+    def _gathered(self, call: str, pass_: Pass, feed: Feed, function: Function, keep: Keep, global_step: int) -> Tensor:
         mine: dict[int, Any] = {}
+        met: Met | None = None
 
         def attempt() -> Tensor:
-            calls = self._peers.announce("predict", global_step, pass_.length)
-            for place, output in self._outputs(pass_, mine, feed, predict_fn):
-                mine[place] = _to_cpu(output, pass_.shards[place])
+            nonlocal met
+            calls = self._peers.announce(call, global_step, pass_.length)
+            met = self._run(call, pass_, mine, feed, function, keep)
             calls.check()
-            return gather_packed(mine, self._peers.group)
+            return gather_packed({"outputs": mine, "met": met and met.told}, self._peers.group)
 
-        return self._peers.agree(attempt)
+        packed = self._peers.agree(attempt)
+        raise_first((theirs["met"] for theirs in unpacked(packed)), met)
+        return packed
 
-    def _outputs(self, pass_: Pass, done: Container[int], feed: Feed, function: Function) -> Iterator[tuple[int, Any]]:
+    def _run(
+        self, call: str, pass_: Pass, done: dict[int, Any], feed: Feed, function: Function, keep: Keep
+    ) -> Met | None:
+        """Add what *function* gives for this worker's shards to *done*; return the error of the first that fails."""
         # After the loss of a worker only what is missing is computed.
         shards = [
             (place, shard) for place, shard in pass_.of(self._peers.nodes(pass_.virtual_nodes)) if place not in done
@@ -102,13 +124,20 @@ class Inference:
         buffers = Buffers(self._parts)
         with _in_eval_mode(self._model), torch.no_grad():
             for place, request in shards:
-                self._peers.membership.leave_early()  # the others will compute what is missing
+                if self._peers.may_leave_early:
+                    self._peers.membership.leave_early()  # the others will compute what is missing
                 faults.reach("evaluate")
-                shard = feed.take(request)
-                reseed(derive(self._seed, "inference", place))
-                yield place, function(self._model, shard.batch)
-                buffers.compare()
-                buffers.restore()
+                try:
+                    shard = feed.take(request)
+                    reseed(derive(self._seed, "inference", place))
+                    with self._peers.inside(f"the function of trainer.{call}"):
+                        done[place] = keep(function(self._model, shard.batch), request)
+                except Exception as error:
+                    where = f"trainer.{call}, virtual node {request.virtual_node}, shard {place}"
+                    return Met(error, where, self._peers.membership.device, place)
+                finally:
+                    buffers.reset()
+        return None
 
 
 @contextmanager
@@ -131,7 +160,8 @@ def default_predict(model: nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
-def _to_cpu(value: Any, request: Request) -> Any:
+def rows_on_host(value: Any, request: Request) -> Any:
+    """What a model gave for a shard, in the host's memory, with a row for each example."""
     if isinstance(value, Tensor):
         if value.dim() == 0 or len(value) != len(request.indices):
             raise LossError(
@@ -140,9 +170,9 @@ def _to_cpu(value: Any, request: Request) -> Any:
             )
         return value.cpu().clone()
     if isinstance(value, Mapping):
-        return {str(key): _to_cpu(item, request) for key, item in value.items()}
+        return {str(key): rows_on_host(item, request) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_to_cpu(item, request) for item in value]
+        items = [rows_on_host(item, request) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
     raise LossError(
         f"predict got a value of type {type(value).__name__} from the model, expected tensors, or dicts, lists and "
@@ -150,12 +180,35 @@ def _to_cpu(value: Any, request: Request) -> Any:
     )
 
 
-def unpack(packed: Tensor, pass_: Pass) -> Any:
-    """The outputs that ``predict`` has packed, in the order of the dataset."""
+def _on_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, Mapping):
+        return {key: _on_host(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_on_host(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+def _packable(value: Any) -> Any:
+    """*value* on the host. Raises what packing it raises, here, where that can be told."""
+    value = _on_host(value)
+    unpacked(gather_packed(value, None))
+    return value
+
+
+def in_order(packed: Tensor, pass_: Pass) -> list[Any]:
+    """The outputs for each shard, in the order of the dataset."""
     everyone: dict[int, Any] = {}
-    for outputs in unpacked(packed):
-        everyone |= outputs
-    return _joined([everyone[place] for place in range(len(pass_.shards))])
+    for theirs in unpacked(packed):
+        everyone |= theirs["outputs"]
+    return [everyone[place] for place in range(len(pass_.shards))]
+
+
+def unpack(packed: Tensor, pass_: Pass) -> Any:
+    """The outputs that ``predict`` has packed, joined."""
+    return _joined(in_order(packed, pass_))
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -5,40 +5,50 @@ A worker's launcher chooses; the Trainer asks for a pace and says when a pass be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from virtualflow.core.emulation import Emulated
+from virtualflow.core.sharding import GlobalBatch
 from virtualflow.train.committed import Live
 from virtualflow.train.data import Feed
-from virtualflow.train.pace import EmulatedPace, Pace
+from virtualflow.train.pace import DevicePace, EmulatedPace, Pace
 from virtualflow.train.peers import Peers
-from virtualflow.train.step import StepRunner
+from virtualflow.train.step import StepResult
+
+
+class MakesSteps(Protocol):
+    """What makes the steps of one phase."""
+
+    def run(self, batch: GlobalBatch, global_step: int, feed: Feed, *, update: bool = True) -> StepResult: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A Trainer's engine at the beginning of a pass over *examples*, ready to make steps."""
+    """A Trainer's engine, ready to make steps."""
 
     peers: Peers
-    runner: StepRunner
+    runner: MakesSteps
     pace: Pace
-    feed: Feed
-    examples: int
     virtual_nodes: int
     live: Live
+    nodes: Callable[[], Sequence[int]]  # whose shards this worker loads
     settle: Callable[[], None]  # between two steps
 
 
 class Instruments:
     """None: a Trainer that trains, as fast as its device does."""
 
-    def pace(self) -> Pace:
-        return Pace()
+    take_any_batch = False  # whether a plan's node sizes count whatever batch size the script has
 
-    def begin_pass(self, engine: Engine) -> None:
-        """The script asks for its first batch of a pass."""
+    def pace(self, device: torch.device) -> Pace:
+        return Pace() if device.type == "cpu" else DevicePace(device)
+
+    def begin_pass(self, engine: Engine, feed: Feed, examples: int) -> None:
+        """The script asks for its first batch of a pass over *examples*, whose shards *feed* loads."""
 
 
 class Emulation(Instruments):
@@ -47,7 +57,7 @@ class Emulation(Instruments):
     def __init__(self, emulated: Emulated) -> None:
         self._emulated = emulated
 
-    def pace(self) -> Pace:
+    def pace(self, device: torch.device) -> Pace:
         return EmulatedPace(self._emulated)
 
 
@@ -58,17 +68,19 @@ class MeasurementDone(BaseException):
 class Measurement(Instruments):
     """Measures at the pace of *around* what *wanted* names, leaves the result in the job's folder, ends the script."""
 
+    take_any_batch = True
+
     def __init__(self, wanted: Mapping[str, Any], around: Instruments) -> None:
         self._wanted = wanted
         self._around = around
 
-    def pace(self) -> Pace:
-        return self._around.pace()
+    def pace(self, device: torch.device) -> Pace:
+        return self._around.pace(device)
 
-    def begin_pass(self, engine: Engine) -> None:
+    def begin_pass(self, engine: Engine, feed: Feed, examples: int) -> None:
         from virtualflow.train import profiler
 
-        profiler.measure(engine, self._wanted)
+        profiler.measure(engine, feed, examples, self._wanted)
         raise MeasurementDone
 
 

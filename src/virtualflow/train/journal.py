@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from virtualflow.core.certificate import extend_chain
 from virtualflow.core.membership import Membership
 from virtualflow.core.seeds import derive
-from virtualflow.core.sharding import Epoch, GlobalBatch
+from virtualflow.core.sharding import EpochPlan, GlobalBatch
 from virtualflow.events import (
     EpochEnded,
     EpochStarted,
@@ -23,6 +23,8 @@ from virtualflow.events import (
     StepDone,
     stream_of,
 )
+from virtualflow.events.certificate import extend_chain
+from virtualflow.loggers import RunLogger, Tool
 from virtualflow.train.peers import Peers
 from virtualflow.train.position import Position
 from virtualflow.train.step import StepResult
@@ -31,10 +33,13 @@ from virtualflow.train.step import StepResult
 class Journal:
     """Records what a Trainer of *virtual_nodes* does. Every worker keeps one; the lead's is written."""
 
-    def __init__(self, peers: Peers, trainer: int, virtual_nodes: int) -> None:
+    def __init__(self, peers: Peers, trainer: int, virtual_nodes: int, tools: Sequence[Tool] = ()) -> None:
         self._peers = peers
         self._virtual_nodes = virtual_nodes
-        self._log = EventLog(stream_of(self._membership.job.folder, trainer), lambda: peers.is_lead)
+        job = self._membership.job
+        stream = stream_of(job.folder, trainer)
+        run = job.id if trainer == 1 else f"{job.id}-{trainer}"
+        self._log = EventLog(stream, lambda: peers.is_lead, [RunLogger(tool, run, stream) for tool in tools])
         self._changes = 0  # of the membership, that are recorded
         self._warned: set[str] = set()
 
@@ -50,14 +55,14 @@ class Journal:
         mapping = self._membership.mapping(self._virtual_nodes)
         self._log.write(RunStarted(facts, list(self._membership.devices), list(mapping.devices), mapping.waves))
 
-    def epoch_started(self, epoch: Epoch, epochs: int, first_step: int) -> None:
+    def epoch_started(self, epoch: EpochPlan, epochs: int, first_step: int) -> None:
         self._log.write(EpochStarted(epoch.number, epochs, epoch.steps, first_step))
 
     def step_done(self, position: Position, batch: GlobalBatch, result: StepResult, seconds: float) -> str:
         """Record a committed step; return the certificate's chain after it."""
         loss_bits = result.loss.hex()
         norm_bits = result.gradient_norm.hex() if result.gradient_norm is not None else None
-        ids = f"{derive(0, *result.ids):08x}"
+        ids = f"{derive(0, *((result.phase,) if result.phase else ()), *result.ids):08x}"
         chain = extend_chain(position.chain, loss_bits, norm_bits, ids)
         self._log.write(
             StepDone(
@@ -72,6 +77,9 @@ class Journal:
                 seconds=round(seconds, 6),
                 attempts=result.attempts,
                 accumulator=result.accumulator,
+                metrics=result.metrics,
+                phase=result.phase,
+                batch=batch.step,
             )
         )
         return chain
@@ -93,11 +101,11 @@ class Journal:
             )
         self._changes = len(self._membership.changes)
 
-    def epoch_ended(self, epoch: Epoch, global_step: int, digest: str) -> None:
+    def epoch_ended(self, epoch: EpochPlan, global_step: int, digest: str) -> None:
         self._log.write(EpochEnded(epoch.number, global_step - 1, digest))
 
-    def evaluated(self, global_step: int, value: float) -> None:
-        self._log.write(Evaluated(global_step, value))
+    def evaluated(self, global_step: int, name: str, value: float) -> None:
+        self._log.write(Evaluated(global_step, value, name))
 
     def saved(self, global_step: int, path: Path) -> None:
         self._log.write(Saved(global_step, str(path)))

@@ -25,8 +25,9 @@ def load() -> ctypes.CDLL | None:
     pointer, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     for add in (library.vf_add_float, library.vf_add_double):
         add.argtypes = (pointer, pointer, integer, real, ctypes.c_int, pointer)
-    library.vf_finish_float.argtypes = (pointer, integer, real, pointer)
-    library.vf_finish_float.restype = None
+    for finish in (library.vf_finish_float, library.vf_finish_double):
+        finish.argtypes = (pointer, integer, real, pointer, pointer)
+        finish.restype = None
     return library
 
 

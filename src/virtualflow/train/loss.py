@@ -3,31 +3,112 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from virtualflow.errors import LossError
+from virtualflow.train.state import flattened
+from virtualflow.train.step_metrics import Reported, read_metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The loss of one shard: its sum over a weight, and whether that weight is the number of examples."""
+    """What a ``loss_fn`` may return besides a tensor: ``vf.Loss(total, weight=tokens, metrics={"tokens": tokens})``.
+
+    Without *weight*, *value* is the mean over the shard's examples. A metric is a number, which is summed over the
+    global batch, or ``(total, weight)``, whose mean is taken.
+    """
+
+    value: Tensor
+    weight: Any = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoss:
+    """The loss of one shard: its sum over a weight, and whether that weight is the number of examples.
+
+    A weight that is a tensor is still on its device.
+    """
 
     total: Tensor
-    weight: float
+    weight: float | Tensor
     is_mean: bool
+    metrics: list[Reported] = field(default_factory=list)
 
 
-def read_loss(returned: Any, examples: int) -> Loss:
-    """The loss that ``loss_fn`` *returned* for a shard: a mean over its examples, or ``(total, weight)``."""
-    if isinstance(returned, tuple):
-        total, weight = _pair(returned, "loss_fn")
-        return Loss(_scalar(total), weight, is_mean=False)
-    return Loss(_scalar(returned), float(examples), is_mean=True)
+def read_loss(returned: Any, examples: int) -> NodeLoss:
+    """The loss that ``loss_fn`` *returned* for a shard: a mean over its examples, or ``(total, weight)``.
+
+    Either may come with a dict of metrics: ``(loss, {...})``, or as a ``vf.Loss``.
+    """
+    given = returned if isinstance(returned, Loss) else _as_loss(returned)
+    metrics = read_metrics(given.metrics)
+    if given.weight is None:
+        return NodeLoss(_scalar(given.value), float(examples), True, metrics)
+    weight = given.weight
+    if isinstance(weight, Tensor) and weight.requires_grad:
+        raise LossError(
+            "loss_fn returned (total, weight) with a weight that depends on the model, expected a number of examples "
+            "or tokens, or a sum of weights. Two losses? Add them. A second value to look at? Return it by name: "
+            '(loss, {"accuracy": (right, examples)}).'
+        )
+    later = isinstance(weight, Tensor) and weight.numel() == 1 and weight.device.type != "cpu"
+    return NodeLoss(_scalar(given.value), weight if later else checked_loss_weight(weight, examples), False, metrics)
+
+
+def _as_loss(returned: Any) -> Loss:
+    if not isinstance(returned, tuple):
+        return Loss(returned)
+    if len(returned) == 2 and isinstance(returned[1], Mapping):
+        return Loss(returned[0], None, returned[1])
+    total, weight = _pair(returned, "loss_fn")
+    return Loss(total, checked_weight(weight) if weight is None else weight)
+
+
+def check_rows(batch: Any, examples: int, *, drawn: bool) -> None:
+    """Whether a mean over *batch* is one over its *examples*, which it will be weighed by.
+
+    Refuses what a function has *drawn* in another number than it was asked for. A ``collate_fn`` may leave examples
+    out, which is warned about, or make several rows of each.
+    """
+    tensors = [value for _, value in flattened(batch, "") if isinstance(value, Tensor) and value.dim()]
+    rows = {len(tensor) for tensor in tensors}
+    if len(rows) != 1 or examples in rows or all(examples in tensor.shape[:2] for tensor in tensors):
+        return  # it can't be known, or it is right
+    number = rows.pop()
+    if drawn:
+        raise LossError(
+            f"batch_fn returned {number} examples, and was asked for {examples}: batch_fn(size) draws the part of one "
+            "virtual node, and the mean that loss_fn returns is weighed by size. Draw size examples; if the rows are "
+            "something else, such as tokens, have loss_fn return (total, weight)."
+        )
+    if number % examples:
+        warnings.warn(
+            f"collate_fn made a batch with {number} rows of {examples} examples, and loss_fn returned a mean, which is "
+            f"weighed by the {examples} examples. If examples were left out, or rows are something else, return "
+            "(total, weight) from loss_fn: the sum, and how many it is a sum of.",
+            stacklevel=2,
+        )
+
+
+def checked_loss_weight(weight: Any, examples: int) -> float:
+    """The *weight* of a loss over *examples*; a warning for one that looks like a mean of something."""
+    number = checked_weight(weight, "loss_fn")
+    if examples > 1 and 0 < number < 1:
+        warnings.warn(
+            f"loss_fn returned (total, weight) with the weight {number:.4g} for {examples} examples. The step's loss "
+            "is the sum of all totals divided by the sum of all weights, so a weight is a number of examples or "
+            "tokens, or a sum of weights. Is it an accuracy or another mean? Return that by name: (loss, "
+            '{"accuracy": (right, examples)}).',
+            stacklevel=2,
+        )
+    return number
 
 
 def read_metric(returned: Any) -> tuple[float, float]:
@@ -38,25 +119,25 @@ def read_metric(returned: Any) -> tuple[float, float]:
             "answers and the number of examples. Means of shards of unequal size can't be combined."
         )
     total, weight = _pair(returned, "metric_fn")
-    return _number(total, "metric_fn", "total"), weight
+    return _number(total, "metric_fn", "total"), checked_weight(weight, "metric_fn")
 
 
-def _pair(returned: tuple[Any, ...], function: str) -> tuple[Any, float]:
-    if len(returned) != 2:
-        raise LossError(f"{function} returned a tuple of {len(returned)} values, expected (total, weight)")
-    total, weight = returned
-    if isinstance(weight, Mapping):
-        raise LossError(
-            f"{function} returned (loss, dict), expected a mean over the examples, or (total, weight). Return the loss "
-            "alone; compute other values of the model in the metric_fn of trainer.evaluate."
-        )
+def checked_weight(weight: Any, function: str = "loss_fn") -> float:
+    """The *weight* that a function returned, as a number of examples or tokens."""
     number = _number(weight, function, "weight")
     if not 0 <= number < math.inf:
         raise LossError(
             f"{function} returned the weight {number}, expected a number of examples or tokens: 0 or more, and finite. "
             "The step's mean is the sum of all totals divided by the sum of all weights."
         )
-    return total, number
+    return number
+
+
+def _pair(returned: tuple[Any, ...], function: str) -> tuple[Any, Any]:
+    if len(returned) != 2:
+        raise LossError(f"{function} returned a tuple of {len(returned)} values, expected (total, weight)")
+    total, weight = returned
+    return total, weight
 
 
 def _number(value: Any, function: str, what: str) -> float:

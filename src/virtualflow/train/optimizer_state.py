@@ -30,6 +30,14 @@ def put(optimizer: Optimizer, saved: dict[str, Any]) -> None:
             optimizer.state[parameter] = _as_saved(optimizer.state[parameter], saved["state"][number])
 
 
+def follow_parameters(optimizer: Optimizer) -> None:
+    """Put what an optimizer has made before its parameters were moved where they are now, as Adagrad's sums are."""
+    for parameter, held in optimizer.state.items():
+        for key, value in held.items():
+            if isinstance(value, Tensor) and value.dim():  # a number, such as a count of steps, stays on the host
+                held[key] = value.to(parameter.device)
+
+
 def _as_saved(held: Any, saved: Any) -> Any:
     """*held*, with those tensors of *saved* whose dtype was changed on the way."""
     if isinstance(held, Tensor) and isinstance(saved, Tensor):

@@ -41,12 +41,11 @@ def watch(*, training: bool) -> None:
 
 def _before(optimizer: Optimizer, *_: Any) -> None:
     if _training and not _stepping and optimizer not in _declared:
-        kind = type(optimizer).__name__
+        type_name = type(optimizer).__name__
         raise HiddenStateError(
-            f"the script steps an optimizer ({kind}) that no Trainer knows of. A worker that joins, and a job that "
-            "resumes, "
-            "would go on without its state. Put it, and the module that it trains, into the job: vf.Trainer(..., "
-            "state=[module, optimizer])."
+            f"the script steps an optimizer ({type_name}) that no Trainer knows of. A worker that joins, and a job "
+            "that resumes, would go on without its state. Put it, and the module that it trains, into the job: "
+            "vf.Trainer(..., state=[module, optimizer])."
         )
     _stepping.append(optimizer)
 

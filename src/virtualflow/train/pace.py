@@ -2,36 +2,87 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
+
+import torch
 
 from virtualflow.core.emulation import Emulated
 
 
 class Pace:
-    """Times the waves and updates of one worker."""
+    """Times the waves and updates of one worker, by its host's clock."""
 
     def __init__(self) -> None:
-        self.wave_seconds = 0.0  # of the current step
         self.overran = 0  # waves and updates of the current step that took longer than they should have
-        self._begun = self._excused = 0.0
+        self._seconds = self._begun = self._excused = 0.0
+
+    @property
+    def wave_seconds(self) -> float:
+        """How long the waves of the current step took."""
+        return self._seconds
 
     def begin_step(self) -> None:
-        self.wave_seconds, self.overran = 0.0, 0
+        self._seconds, self.overran = 0.0, 0
 
     def begin(self) -> None:
         """A wave or an update begins."""
         self._begun, self._excused = time.perf_counter(), 0.0
 
-    def excuse(self, seconds: float) -> None:
-        """Part of the wave was spent waiting for others."""
-        self._excused += seconds
+    @contextlib.contextmanager
+    def excused(self) -> Iterator[None]:
+        """Part of the wave is spent waiting for others."""
+        began = time.perf_counter()
+        yield
+        self._excused += time.perf_counter() - began
 
     def end_wave(self, node_size: int, step: int) -> None:
         """A wave of *node_size* examples ends, in that *step* of the job."""
-        self.wave_seconds += time.perf_counter() - self._begun - self._excused
+        self._seconds += time.perf_counter() - self._begun - self._excused
 
     def end_update(self, devices: int) -> None:
-        """The update of a step on so many *devices* ends."""
+        """The update of a step on this number of *devices* ends."""
+
+
+class DevicePace(Pace):
+    """The same by an accelerator's clock: the host is far ahead of it. Nothing is read before the step has ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._spans: list[tuple[torch.Event, torch.Event]] = []
+        self._waits: list[tuple[torch.Event, torch.Event]] = []
+
+    @property
+    def wave_seconds(self) -> float:
+        return _elapsed(self._spans) - _elapsed(self._waits)
+
+    def begin_step(self) -> None:
+        super().begin_step()
+        self._spans, self._waits = [], []
+
+    def begin(self) -> None:
+        self._begin = self._mark()
+
+    @contextlib.contextmanager
+    def excused(self) -> Iterator[None]:
+        begin = self._mark()
+        yield
+        self._waits.append((begin, self._mark()))
+
+    def end_wave(self, node_size: int, step: int) -> None:
+        self._spans.append((self._begin, self._mark()))
+
+    def _mark(self) -> torch.Event:
+        event = torch.Event(device=self._device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self._device))
+        return event
+
+
+def _elapsed(spans: list[tuple[torch.Event, torch.Event]]) -> float:
+    # All of it is over by now: the step has read what came after it.
+    return sum(begin.elapsed_time(end) for begin, end in spans) / 1000
 
 
 class EmulatedPace(Pace):

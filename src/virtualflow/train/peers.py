@@ -8,18 +8,18 @@ nobody has it, all try again.
 from __future__ import annotations
 
 import contextlib
-import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from virtualflow.core.mapping import DeviceId
-from virtualflow.core.membership import Group, Handover, Membership, Work
-from virtualflow.errors import CollectiveError, CoordinatorLostError, PeerLostError
+from virtualflow.core.membership import Group, Handover, Membership
+from virtualflow.errors import CollectiveError, ConfigError, CoordinatorLostError, PeerLostError
+from virtualflow.train.announcement import CALLS, Announcement
+from virtualflow.train.packed_values import gather_packed, unpacked
+from virtualflow.train.shared_errors import Met, raise_first
 
-CALLS = ("Trainer", "step", "evaluate", "predict", "save", "export", "load", "the end of an epoch", "end of the script")
 _DTYPES = (torch.int64, torch.uint8)
 
 
@@ -31,8 +31,11 @@ class Peers:
         self.agreements = 0
         self.last = torch.zeros(0, dtype=torch.int64)
         self.trainers = 0  # that this process has made
+        self._inside = ""  # what of the user's runs now for one virtual node, and so not on all workers at a time
+        self.raised = ""  # by the last step here, where it may not have been on the others
         self.under_way: set[int] = set()  # Trainers, by number, whose loop over epochs runs
-        self.keep_at_the_end: Callable[[], None] = lambda: None  # when the script has ended, and nobody is told of it
+        self.may_leave_early = True  # whether others hold all that this worker does
+        self.keep_at_the_end: Callable[[], None] = lambda: None  # when the script has ended, and no coordinator knows
 
     @classmethod
     def of(cls, membership: Membership) -> Peers:
@@ -47,24 +50,49 @@ class Peers:
         return self.membership.group
 
     def nodes(self, virtual_nodes: int) -> tuple[int, ...]:
-        """The virtual nodes that this worker runs now, of so many."""
+        """The virtual nodes that this worker runs now, of this number."""
         return self.membership.mapping(virtual_nodes).nodes_of(self.membership.device)
 
     @property
     def is_lead(self) -> bool:
         return self.membership.devices[0] == self.membership.device
 
-    def announce(self, call: str, number: int = 0, detail: int = 0) -> Pending:
+    def announce(self, call: str, number: int = 0, detail: int = 0) -> Announcement:
         """Say which call this worker makes; ``check`` the others' before sending anything that belongs to it."""
+        if self._inside:
+            raise ConfigError(
+                f"{self._inside} has called trainer.{call}. It runs once for each virtual node, and workers have "
+                "different numbers of them: what it would get, or whether it would return, would depend on the "
+                "devices. Make the call in the loop, between steps; a loss can see no more than its virtual node."
+            )
         group = self.group
         if group is None:
-            return Pending(None, [], self.membership)
+            return Announcement(None, [], self.membership)
         mine = torch.tensor([CALLS.index(call), number, detail, self.membership.seen], dtype=torch.int64)
         everyone = [torch.empty_like(mine) for _ in range(group.size)]
-        return Pending(group.gather(mine, everyone), everyone, self.membership)
+        return Announcement(group.gather(mine, everyone), everyone, self.membership, self.raised)
+
+    @contextlib.contextmanager
+    def inside(self, function: str) -> Iterator[None]:
+        """*function*, which is the user's, runs for one virtual node: no call that all workers make belongs there."""
+        before, self._inside = self._inside, function
+        try:
+            yield
+        finally:
+            self._inside = before
+
+    @contextlib.contextmanager
+    def noting_errors(self, global_step: int) -> Iterator[None]:
+        """Note what a step ends with: if that was so on this worker alone, the next call will have to name it."""
+        try:
+            yield
+            self.raised = ""
+        except Exception as error:
+            self.raised = f"trainer.step (global step {global_step}) has raised {type(error).__name__}: {error}"
+            raise
 
     def announce_end(self) -> None:
-        """Let peers that make another call hear that this worker's script has ended."""
+        """Let peers that make another call know that this worker's script has ended."""
         with contextlib.suppress(PeerLostError):
             self.announce("end of the script")
 
@@ -112,7 +140,7 @@ class Peers:
             group.gather(torch.tensor([value]), everyone).wait()
             return torch.cat(everyone)
 
-        return [int(each) for each in self.agree(attempt)]
+        return [int(item) for item in self.agree(attempt)]
 
     def has_joiners(self, call: str, number: int) -> bool:
         """Whether any worker knows of one that has joined; all get the same answer.
@@ -125,21 +153,94 @@ class Peers:
         """Every worker's *value*, in the order of their ranks: tensors and plain values, of any size."""
         return unpacked(self.agree(lambda: self._exchange(call, number, value)))
 
+    def gather(self, number: int, value: Any) -> Tensor:
+        """Every worker's *value*, packed for ``unpacked``."""
+        mine, met = self._packable(value, "trainer.gather")
+        packed = self.agree(lambda: self._exchange("gather", number, mine))
+        raise_first((theirs["met"] for theirs in unpacked(packed)), met)
+        return packed
+
+    def _packable(self, value: Any, call: str) -> tuple[dict[str, Any], Met | None]:
+        """*value* as it travels, or the error that it can't."""
+        try:
+            unpacked(gather_packed(value, None))
+        except Exception as error:
+            met = Met(error, call, self.membership.device, self.membership.devices.index(self.membership.device))
+            return {"value": None, "met": met.told}, met
+        return {"value": value, "met": None}, None
+
+    def raise_met(self, call: str, number: int, met: Met | None) -> None:
+        """Raise on all workers the first error that one has met; return if its worker was lost meanwhile."""
+        raise_first(self.exchanged(call, number, met.told if met is not None else None), met)
+
     def _exchange(self, call: str, number: int, value: Any) -> Tensor:
         self.announce(call, number).check()
         return gather_packed(value, self.group)
 
-    def from_lead(self, call: str, number: int, value: Callable[[], int], detail: int = 0) -> int:
-        """The lead's *value*. If the lead is lost, the next one's."""
+    def from_lead(
+        self,
+        call: str,
+        number: int,
+        value: Callable[[], int],
+        detail: int = 0,
+        before: Callable[[], None] = lambda: None,
+    ) -> int:
+        """The lead's *value*. If the lead is lost, the next one's. All do what comes *before* it, each time."""
 
         def attempt() -> Tensor:
             self.announce(call, number, detail).check()
+            before()
             shared = torch.tensor([value() if self.is_lead else 0])
             if self.group is not None:
                 self.group.broadcast(shared, 0).wait()
             return shared
 
         return int(self.agree(attempt))
+
+    def once(
+        self, call: str, number: int, function: Callable[[], object], before: Callable[[], None] = lambda: None
+    ) -> None:
+        """Have the lead call *function*; if it is lost meanwhile, the next one. Raises on all what that raises.
+
+        All do what comes *before* it.
+        """
+        met: Met | None = None
+
+        def called() -> int:
+            nonlocal met
+            met = None
+            try:
+                function()
+            except Exception as error:
+                met = Met(error, f"what trainer.{call} has the lead do", self.membership.device)
+            return int(met is not None)
+
+        if self.from_lead(call, number, called, before=before):
+            self.raise_met(call, number, met)
+            raise CollectiveError(f"what trainer.{call} had the lead do has failed there, and the lead was lost")
+
+    def broadcast(self, number: int, value: Any) -> Tensor:
+        """The lead's *value*, tensors and plain values, packed for ``unpacked``."""
+        met: Met | None = None
+
+        def attempt() -> Tensor:
+            nonlocal met
+            self.announce("broadcast", number).check()
+            packed = torch.zeros(0, dtype=torch.uint8)
+            if self.is_lead:
+                mine, met = self._packable(value, "trainer.broadcast")
+                packed = gather_packed(mine, None)
+            if self.group is None:
+                return packed
+            length = torch.tensor([len(packed)])
+            self.group.broadcast(length, 0).wait()
+            packed = packed if self.is_lead else torch.zeros(int(length), dtype=torch.uint8)
+            self.group.broadcast(packed, 0).wait()
+            return packed
+
+        packed = self.agree(attempt)
+        raise_first((theirs["met"] for theirs in unpacked(packed)), met)
+        return packed
 
     def share(self, call: str, tensors: list[Tensor]) -> None:
         """Give every worker the lead's *tensors*."""
@@ -149,6 +250,9 @@ class Peers:
             if self.group is not None:
                 for tensor in tensors:
                     self.group.broadcast(tensor.detach(), 0).wait()
+                self.group.settle()
+                # Whoever completes this knows that everyone holds them; the lead has its own from the start.
+                self.group.max(torch.zeros(1)).wait()
             return torch.zeros(0, dtype=torch.int64)
 
         self.agree(attempt)
@@ -170,7 +274,7 @@ class Peers:
         mine = torch.tensor([self.agreements, last.numel(), _DTYPES.index(last.dtype)], dtype=torch.int64)
         everyone = [torch.empty_like(mine) for _ in range(group.size)]
         group.gather(mine, everyone).wait()
-        counts = [int(each[0]) for each in everyone]
+        counts = [int(row[0]) for row in everyone]
         if min(counts) == max(counts):
             return None
         ahead = counts.index(max(counts))
@@ -178,92 +282,3 @@ class Peers:
             last = torch.empty(int(everyone[ahead][1]), dtype=_DTYPES[int(everyone[ahead][2])])
         group.broadcast(last, ahead).wait()
         return last if self.agreements < counts[ahead] else None
-
-
-class Pending:
-    """Calls that were announced and not compared yet."""
-
-    def __init__(self, work: Work | None, calls: list[Tensor], membership: Membership) -> None:
-        self._work = work
-        self._calls = calls
-        self._membership = membership
-
-    def check(self) -> None:
-        """Raise an error that names both calls if two workers made different ones."""
-        if not self._calls:
-            self._membership.all_have_seen(self._membership.seen)
-        if self._work is None:
-            return
-        self._work.wait()
-        self._work = None
-        first, *others = [tuple(call.tolist()) for call in self._calls]
-        devices = self._membership.devices
-        for device, call in zip(devices[1:], others, strict=True):
-            if call[:3] != first[:3]:
-                raise CollectiveError(_advice(devices[0], first, device, call, self._newcomers()))
-        # Everyone has this list, so everyone knows the same: which generation all have heard of.
-        self._membership.all_have_seen(min(call[3] for call in (first, *others)))
-
-    def _newcomers(self) -> str:
-        """Who has not been here from the start, if that can be the cause."""
-        joined = sorted({device for change in self._membership.changes for device in change.joined})
-        if joined:
-            return f"Device(s) {', '.join(joined)} joined while the job ran"
-        return "The job was resumed" if self._membership.job.resume_from is not None else ""
-
-
-def _advice(one: DeviceId, first: tuple[int, ...], other: DeviceId, call: tuple[int, ...], newcomers: str) -> str:
-    what = f"device {one} called {_name(first)} while device {other} called {_name(call)}."
-    if newcomers:
-        return (
-            f"{what} {newcomers}: a variable that steers the loop, such as a best score or a count of bad epochs, is "
-            "lost on a worker that joins and in a job that resumes, unless the job keeps it. Keep it in progress = "
-            "vf.State(best=..., bad=0) and vf.Trainer(..., state=[progress])."
-        )
-    if first[:2] == call[:2] and CALLS[first[0]] in ("step", "evaluate", "predict"):
-        return (
-            f"in {CALLS[first[0]]} (global step {first[1]}), devices {one} and {other} have different batches, or "
-            "train different parameters. Is the dataset of another length there (a split without a seed, files that "
-            "are not the same on every machine), does the sampler give another order, did the script skip a batch or "
-            "freeze a layer on one of them?"
-        )
-    return (
-        f"{what} Every worker must make the same calls with the same arguments in the same order: is one of them "
-        "behind `if trainer.is_lead`, or does it depend on something that differs by worker?"
-    )
-
-
-def _name(call: tuple[int, ...]) -> str:
-    code, number, detail, _ = call
-    arguments = f", arguments {detail & 0xFFFF:04x}" if detail else ""
-    return f"{CALLS[code]} (global step {number}{arguments})"
-
-
-def gather_packed(value: Any, group: Group | None) -> Tensor:
-    """Every worker's *value* as bytes, one worker's after another's: the length of each, then itself."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    length = torch.tensor([len(packed)])
-    if group is None:
-        return torch.cat([length.view(torch.uint8), packed])
-    lengths = [torch.empty_like(length) for _ in range(group.size)]
-    group.gather(length, lengths).wait()
-    padded = torch.zeros(max(int(each) for each in lengths), dtype=torch.uint8)
-    padded[: len(packed)] = packed
-    parts = [torch.empty_like(padded) for _ in range(group.size)]
-    group.gather(padded, parts).wait()
-    pieces = [(each.view(torch.uint8), part[: int(each)]) for each, part in zip(lengths, parts, strict=True)]
-    return torch.cat([piece for pair in pieces for piece in pair])
-
-
-def unpacked(packed: Tensor) -> list[Any]:
-    """What ``gather_packed`` has gathered."""
-    contents = packed.numpy().tobytes()
-    values = []
-    start = 0
-    while start < len(contents):
-        end = start + 8 + int.from_bytes(contents[start : start + 8], "little")
-        values.append(torch.load(io.BytesIO(contents[start + 8 : end]), weights_only=True))
-        start = end
-    return values

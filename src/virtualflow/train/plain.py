@@ -21,7 +21,9 @@ from virtualflow.errors import ConfigError
 
 _TAG = "of type"
 _AS_IS = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-_BUILT_IN: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, set, tuple)}
+_BUILT_IN: dict[str, Any] = {
+    built_in.__name__: built_in for built_in in (int, float, str, bool, list, dict, set, tuple)
+}
 
 
 def encoded(value: Any, where: str) -> Any:
@@ -31,14 +33,16 @@ def encoded(value: Any, where: str) -> Any:
     if isinstance(value, enum.Enum):
         return (_TAG, "enum", _name_of(type(value)), value.name)
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        kind = "array" if isinstance(value, np.ndarray) else "number"
-        return (_TAG, kind, "", torch.from_numpy(np.array(value)))
+        encoding = "array" if isinstance(value, np.ndarray) else "number"
+        return (_TAG, encoding, "", torch.from_numpy(np.array(value)))
     if is_dataclass(value):
         return (_TAG, "dataclass", _name_of(type(value)), encoded(fields_of(value), where))
     if isinstance(value, dict):
         return _encoded_dict(value, where)
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return _encoded_items(value, where)
+    if isinstance(value, float):  # as trainer.step returns it, with metrics
+        return float(value)
     raise ConfigError(
         f"{where} is a {type(value).__name__}, which can't be saved or sent to another device. The job keeps tensors, "
         "numbers, strings, arrays, enums, dataclasses, and dicts, lists, tuples, sets and deques of them."
@@ -56,8 +60,8 @@ def _encoded_dict(value: dict[Any, Any], where: str) -> Any:
                 f"{where} is a defaultdict of {factory or 'a function'}, which can't be saved: use a plain dict"
             )
         return (_TAG, "defaultdict", factory, items)
-    kind = {collections.Counter: "Counter", collections.OrderedDict: "OrderedDict"}.get(type(value))
-    return items if kind is None else (_TAG, kind, "", items)
+    encoding = {collections.Counter: "Counter", collections.OrderedDict: "OrderedDict"}.get(type(value))
+    return items if encoding is None else (_TAG, encoding, "", items)
 
 
 def _encoded_items(value: Any, where: str) -> Any:
@@ -75,34 +79,39 @@ def decoded(value: Any) -> Any:
     """A new value, as ``encoded`` found it."""
     if isinstance(value, Tensor):
         return value.clone()  # what was taken may be put in more than once
-    if isinstance(value, tuple) and len(value) == 4 and isinstance(value[0], str) and value[0] == _TAG:
+    if _is_tagged(value):
         return _decoded_type(value[1], value[2], value[3])
     if isinstance(value, dict):
         return {key: decoded(item) for key, item in value.items()}
     return type(value)(decoded(item) for item in value) if type(value) in (list, tuple) else value
 
 
-def _decoded_type(kind: str, name: str, contents: Any) -> Any:
-    if kind == "enum":
+def _is_tagged(value: Any) -> bool:
+    """Whether *value* stands for one of another type."""
+    return isinstance(value, tuple) and len(value) == 4 and isinstance(value[0], str) and value[0] == _TAG
+
+
+def _decoded_type(encoding: str, name: str, contents: Any) -> Any:
+    if encoding == "enum":
         return _class_of(name)[contents]
-    if kind == "array":
+    if encoding == "array":
         return contents.numpy().copy()
-    if kind == "number":
+    if encoding == "number":
         return contents.numpy()[()]
-    if kind == "dataclass":
+    if encoding == "dataclass":
         new = object.__new__(_class_of(name))
         for key, item in contents.items():
             object.__setattr__(new, key, decoded(item))
         return new
     items = decoded(contents)
-    if kind == "defaultdict":
+    if encoding == "defaultdict":
         return collections.defaultdict(_BUILT_IN.get(name), items)
-    if kind == "deque":
+    if encoding == "deque":
         return collections.deque(items, int(name) if name else None)
-    if kind == "namedtuple":
+    if encoding == "namedtuple":
         return _class_of(name)(*items)
-    kinds: dict[str, Any] = {"Counter": collections.Counter, "OrderedDict": collections.OrderedDict}
-    return (kinds | {"set": set, "frozenset": frozenset})[kind](items)
+    classes: dict[str, Any] = {"Counter": collections.Counter, "OrderedDict": collections.OrderedDict}
+    return (classes | {"set": set, "frozenset": frozenset})[encoding](items)
 
 
 def assigned(held: Any, value: Any, claimed: set[int]) -> Any:
@@ -114,6 +123,8 @@ def assigned(held: Any, value: Any, claimed: set[int]) -> Any:
     if type(held) is not type(new) or not _claim(held, claimed):
         return new
     if isinstance(held, Tensor):
+        if new.device.type != "cpu" and new.device != held.device:
+            return new  # the job has moved it to an accelerator since
         if held.shape != new.shape or held.dtype != new.dtype:
             return new.to(held.device)
         with torch.no_grad():
@@ -123,7 +134,7 @@ def assigned(held: Any, value: Any, claimed: set[int]) -> Any:
             return new
         held[...] = new
         return held
-    contents = value[3] if isinstance(value, tuple) else value
+    contents = value[3] if _is_tagged(value) else value
     if isinstance(held, dict):
         set_items(held, contents, claimed)
     elif isinstance(held, list):
@@ -169,16 +180,16 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+def _name_of(given_class: type) -> str:
+    return f"{given_class.__module__}:{given_class.__qualname__}"
 
 
 def _class_of(name: str) -> Any:
     """The class of that name, which the script has defined or imported by now; nothing is imported for it."""
     module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
+    item: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type):
+        item = getattr(item, part, None)
+    if not isinstance(item, type):
         raise ConfigError(f"the state holds a {path}, which this script has not defined when the state is put in")
-    return found
+    return item

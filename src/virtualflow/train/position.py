@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from virtualflow.core.certificate import EMPTY_CHAIN
 from virtualflow.errors import ConfigError
+from virtualflow.events.certificate import EMPTY_CHAIN
 
 
 @dataclass(slots=True)
@@ -68,7 +68,8 @@ class Loop:
             raise ConfigError(
                 "trainer.batches(dataset) goes once into each round of `for epoch in trainer.epochs(n):`, because an "
                 "epoch is one pass over one dataset. To train on several, concatenate them "
-                "(torch.utils.data.ConcatDataset)."
+                "(torch.utils.data.ConcatDataset), or have examples of each in one step (vf.zipped); to test on "
+                "another one meanwhile: trainer.evaluate(dataset, metric_fn)."
             )
         self._pass_begun = True
 
@@ -76,6 +77,16 @@ class Loop:
         """The script is where the job is."""
         self.entering = None
         self.position.in_pass = True
+
+    def open_pass(self, epoch: int, epochs: int) -> None:
+        """Somebody else's loop begins with *epoch* of *epochs*. Raises ConfigError if it has not been entered."""
+        if not self.in_epochs:
+            raise ConfigError("trainer.open_pass needs trainer.enter() before it, which joins or resumes the job")
+        position = self.position
+        if position.epoch != epoch or position.finished:
+            position.epoch, position.step, position.finished = epoch, 0, False
+        position.in_pass = True
+        self.epochs = epochs
 
     def complete_step(self, step: int, chain: str) -> None:
         """*step* of the epoch is committed, and the job's certificate goes on with *chain*."""

@@ -3,36 +3,62 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from virtualflow.core.batch_schedule import BatchSchedule
 from virtualflow.core.membership import JobContext, Membership
 from virtualflow.errors import ConfigError
-from virtualflow.train import checkpoint
+from virtualflow.train import accelerators, checkpoint, optimizer_state
+from virtualflow.train.early_results import Recorded
+from virtualflow.train.instruments import Instruments
 from virtualflow.train.peers import Peers
 from virtualflow.train.seeding import make_deterministic, pin_threads, seeded
-from virtualflow.train.state import tensors_in
+from virtualflow.train.state import Parts, tensors_in
 
 
-def planned_sizes(job: JobContext, batch_size: int) -> tuple[int, ...] | None:
-    """The node sizes of the job's plan, if it has one. Raises ConfigError if they are for another batch."""
-    if job.node_sizes is not None and sum(job.node_sizes) != batch_size and not job.any_batch:
+def batch_schedule(
+    job: JobContext, batch_size: int | Mapping[int, int], virtual_nodes: int | Sequence[int], instruments: Instruments
+) -> BatchSchedule:
+    """The script's batch sizes, with the node sizes of the job's plan if it has one.
+
+    Raises ConfigError if the plan is for another batch.
+    """
+    planned = job.description.node_sizes
+    if planned is None:
+        return BatchSchedule.of(batch_size, virtual_nodes)
+    if not isinstance(batch_size, int) and not instruments.take_any_batch:
         raise ConfigError(
-            f"the plan is for a batch of {sum(job.node_sizes)}, but the script has batch_size={batch_size}. Make the "
+            f"the plan is for a batch of {sum(planned)}, but the script's batch_size= changes between epochs. "
+            "Run it without a plan, or with one batch size."
+        )
+    if sum(planned) != batch_size and not instruments.take_any_batch:
+        raise ConfigError(
+            f"the plan is for a batch of {sum(planned)}, but the script has batch_size={batch_size}. Make the "
             f"plan again: vf solve --batch-size {batch_size} ..."
         )
-    return job.node_sizes
+    return BatchSchedule(((0, planned),))
 
 
-def prepare_device(membership: Membership, model: nn.Module, reduction: str) -> torch.device:
-    """Put *model* on this worker's device, and have that compute the same bits every time."""
-    if membership.job.device_type == "cuda":
-        model.to("cuda")
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+def prepare_device(membership: Membership, parts: Parts, objects: Iterable[Any], reduction: str) -> torch.device:
+    """Put the modules of *parts* on this worker's device, and have that compute the same bits every time.
+
+    The optimizers among *objects* follow.
+    """
+    if membership.job.device_type != "cpu":
+        parts.to(membership.job.device_type)
+        for optimizer in objects:
+            if isinstance(optimizer, torch.optim.Optimizer):
+                optimizer_state.follow_parameters(optimizer)
+    # A model that is cut has no parameters yet, and will be where the job computes.
+    device = parts.device if parts.parameters() else torch.empty(0, device=membership.job.device_type).device
     seeding = seeded()
-    pin_threads(seeding.threads_per_device if seeding else membership.job.threads_per_device)
+    pin_threads(seeding.threads_per_device if seeding else membership.job.description.threads_per_device)
     if reduction == "exact":
+        accelerators.check_float64(device)
         make_deterministic(device)
     return device
 
@@ -44,7 +70,15 @@ def proposed_seed(job: JobContext, seed: int | None) -> int:
         return seed
     if seeding is not None:
         return seeding.seed
-    return int(checkpoint.read(job.resume_from)["job"]["seed"]) if job.resume_from else secrets.randbits(32)
+    return (
+        int(checkpoint.read(job.resume_from, mapped=True)["job"]["seed"]) if job.resume_from else secrets.randbits(32)
+    )
+
+
+def agreed_seed(peers: Peers, recorded: Recorded, seed: int | None, arguments: int) -> int:
+    """The seed of a Trainer that the script gives *seed*; *arguments* stand for the rest that all must agree on."""
+    chosen = proposed_seed(peers.membership.job, seed)
+    return int(recorded(lambda: peers.from_lead("Trainer", 0, lambda: chosen, arguments)))
 
 
 def share_initial_model(peers: Peers, model: nn.Module) -> None:

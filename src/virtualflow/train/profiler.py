@@ -39,17 +39,17 @@ TOO_SLOW = (
 PAUSE_SECONDS = 0.1  # between steps that only wait for others to join
 
 
-def measure(engine: Engine, wanted: Mapping[str, Any]) -> None:
-    """Measure what *wanted* names, and leave the result in the job's folder."""
-    job, feed = engine.peers.membership.job, engine.feed
-    for group in engine.live.optimizer.param_groups:
+def measure(engine: Engine, feed: Feed, examples: int, wanted: Mapping[str, Any]) -> None:
+    """Measure what *wanted* names on *examples* that *feed* loads, and leave the result in the job's folder."""
+    job = engine.peers.membership.job
+    for group in (group for optimizer in engine.live.optimizers for group in optimizer.param_groups):
         if "lr" in group:
-            group["lr"] = 0 * group["lr"]  # so many steps, with batches of other sizes, must not end in NaN
+            group["lr"] = 0 * group["lr"]  # a profile's many steps, with batches of other sizes, must not end in NaN
     if wanted["what"] == "node sizes":
         ready = _Ahead(feed) if feed.fetches_ahead else _Timed(feed)
-        result = _node_sizes(job, wanted, _Stopwatch(engine, ready), engine.virtual_nodes)
+        result = _node_sizes(job, wanted, _Stopwatch(engine, ready, examples), engine.virtual_nodes)
     else:
-        result = _communication(job, wanted, _Stopwatch(engine, _Synthetic(feed)), engine)
+        result = _communication(job, wanted, _Stopwatch(engine, _Synthetic(feed), examples), engine)
     parameters = list(engine.live.parts.model.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
     facts = run_facts.environment(device) | {"parameters": sum(parameter.numel() for parameter in parameters)}
@@ -69,11 +69,14 @@ class _Lap:
 class _Stopwatch:
     """Makes steps on any slices of the data."""
 
-    def __init__(self, engine: Engine, feed: _Ready) -> None:
+    def __init__(self, engine: Engine, feed: _Ready, examples: int) -> None:
         self._runner = engine.runner
         self._pace = engine.pace
         self._feed = feed
-        self._examples = engine.examples
+        self._examples = examples
+        self.device = next(
+            (parameter.device for parameter in engine.live.parts.model.parameters()), torch.device("cpu")
+        )
         # A GradScaler copes with gradients that are not finite.
         self._scaled = engine.live.grad_scaler is not None
 
@@ -158,7 +161,7 @@ def _node_sizes(
     deadline = time.monotonic() + wanted["seconds"]
     with _limited(wanted.get("memory_limit")):
         for size in ladder(wanted["largest"]):
-            _reset_peak()
+            _reset_peak(stopwatch.device)
             try:
                 measured = _point(stopwatch, size, virtual_nodes)
             except DeviceMemoryError as error:
@@ -186,7 +189,7 @@ def _node_sizes(
 
 
 def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point, float] | None:
-    """A node size, and the rest of a step; None if too few steps are good to tell."""
+    """A node size, and the rest of a step; None if too few steps are usable."""
     sizes = (size,) + (0,) * (virtual_nodes - 1)
     for number in range(WARM_UP_STEPS):
         stopwatch.step(sizes, number)
@@ -207,7 +210,7 @@ def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point,
     low, high = interval(waves)
     loading = statistics.median(lap.loading_seconds for lap in laps)
     rest = statistics.median(lap.step_seconds - lap.wave_seconds for lap in laps)
-    return Point(size, statistics.median(waves), low, high, _peak_bytes(), loading), rest
+    return Point(size, statistics.median(waves), low, high, _peak_bytes(stopwatch.device), loading), rest
 
 
 def _communication(job: JobContext, wanted: Mapping[str, Any], stopwatch: _Stopwatch, engine: Engine) -> dict[str, Any]:
@@ -286,16 +289,16 @@ def _limited(limit_bytes: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def _reset_peak() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+def _reset_peak(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak_bytes() -> int:
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
+def _peak_bytes(device: torch.device) -> int:
+    if device.type != "cpu":
+        return int(torch.accelerator.max_memory_allocated(device))
     return int(_status("VmHWM").split()[0]) * 1024
 
 

@@ -45,7 +45,7 @@ class Names:
         self.written: set[str] = set()
         self.imported: set[str] = set()
         self.attributes: set[str] = set()
-        kinds = {
+        names_by_operation = {
             "LOAD_GLOBAL": self.read,
             "LOAD_NAME": self.read,
             "STORE_GLOBAL": self.written,
@@ -55,11 +55,11 @@ class Names:
             "LOAD_METHOD": self.attributes,
         }
         codes = [code]
-        for each in codes:
-            codes.extend(const for const in each.co_consts if isinstance(const, types.CodeType))
-            for instruction in dis.get_instructions(each):
-                if instruction.opname in kinds:
-                    kinds[instruction.opname].add(instruction.argval)
+        for current in codes:
+            codes.extend(const for const in current.co_consts if isinstance(const, types.CodeType))
+            for instruction in dis.get_instructions(current):
+                if instruction.opname in names_by_operation:
+                    names_by_operation[instruction.opname].add(instruction.argval)
 
 
 def reached(name: str, value: Any, attributes: set[str], depth: int = 3) -> Iterator[tuple[str, Any]]:
@@ -84,10 +84,10 @@ def owner_of(name: str, function: Any) -> Iterator[tuple[str, Any]]:
         yield name, owner
 
 
-def check_class(name: str, kind: type) -> None:
-    for base in kind.__mro__:
+def check_class(name: str, checked_class: type) -> None:
+    for base in checked_class.__mro__:
         if base not in BUILT_IN and any(isinstance(item, _MADE_IN_C) for item in vars(base).values()):
-            raise NotPlainError(f"{name} is a {kind.__name__}, which can't be looked into")
+            raise NotPlainError(f"{name} is a {checked_class.__name__}, which can't be looked into")
 
 
 def trusted(module: str | None) -> bool:

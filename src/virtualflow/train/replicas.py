@@ -3,58 +3,82 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
 from virtualflow.errors import ReplicaError
-from virtualflow.train.bystanders import Bystanders
 from virtualflow.train.committed import Live
 from virtualflow.train.peers import Peers
-from virtualflow.train.state import contents, described, digest
+from virtualflow.train.state import contents, described, digest, flattened
+from virtualflow.train.undeclared_state import UndeclaredState
 
-CAUSES = ("the optimizer's group", "loss_fn's", "state ", "requires_grad of", "the mode of")
-NAMED = 3  # differences told of one worker
+CAUSES = ("the optimizer", "loss_fn's", "state ", "requires_grad of", "the mode of")
+NAMED = 3  # differences differences of one worker
 
 
 class Replicas:
     """Compares what the workers of a job hold."""
 
-    def __init__(self, live: Live, peers: Peers, bystanders: Bystanders) -> None:
+    def __init__(self, live: Live, peers: Peers, undeclared: Sequence[UndeclaredState]) -> None:
         self._live = live
         self._peers = peers
-        self._bystanders = bystanders
+        self._undeclared = undeclared
         self.equal_at = -1  # the last step after which they were compared
 
     def check(self, call: str, global_step: int, when: str) -> list[int]:
         """Raise ReplicaError if workers differ. On mixed device types they get the lead's model: returns which ones."""
+        self._compare_blocks(call, global_step, when)
         odd = self._odd(call, global_step)
         if odd and not self._peers.membership.job.mixed:
             raise self._refusal(call, global_step, when, odd)
         if odd:  # their kernels round differently
-            values = (value for _, value in contents(self._live.parts, self._live.optimizer))
+            values = (value for _, value in contents(self._live.parts, self._live.optimizers))
             self._peers.share(call, [value for value in values if isinstance(value, Tensor)])
         return odd
+
+    def _compare_blocks(self, call: str, global_step: int, when: str) -> None:
+        """Raise ReplicaError if two holders of a block hold different state."""
+        shards = self._live.shards
+        if shards is None:
+            return
+        mine = {
+            f"{block.tensor}[{block.start}:{block.stop}]": _hash(
+                (name, described(value)) for name, value in flattened(state, "")
+            )
+            for block, state in shards.held.items()
+        }
+        first: dict[str, tuple[str, str]] = {}
+        everyone = self._peers.exchanged(call, global_step, mine)
+        for device, theirs in zip(self._peers.membership.devices, everyone, strict=False):
+            for block, value in theirs.items():
+                other, known = first.setdefault(block, (device, value))
+                if known != value:
+                    raise ReplicaError(
+                        f"workers hold different things {when}. The optimizer's state of {block} on device {device} is "
+                        f"not that on {other}. An optimizer that reads anything but gradients, parameters and its own "
+                        "state, or a setting of it that was changed on some workers only, does that."
+                    )
 
     def _odd(self, call: str, global_step: int) -> list[int]:
         """The ranks of those workers that hold something else than the lead."""
         everyone = self._peers.gathered(call, global_step, int(self._digest()[:15], 16))
-        found = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
-        if not found:
+        odd = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
+        if not odd:
             self.equal_at = global_step
-        return found
+        return odd
 
     def _refusal(self, call: str, global_step: int, when: str, odd: list[int]) -> ReplicaError:
         """An error that says what differs, on whom, since when, and what usually causes that."""
         everyone = self._peers.exchanged(call, global_step, dict(self._described()))
         devices = self._peers.membership.devices
-        told = [
+        differences = [
             _differences(devices[rank], everyone[rank], devices[0], everyone[0]) for rank in odd if rank < len(everyone)
         ]
         named = [name for rank in odd if rank < len(everyone) for name in _odd_names(everyone[rank], everyone[0])]
         since = f" They were equal at step {self.equal_at}." if self.equal_at >= 0 else ""
         return ReplicaError(
-            f"workers hold different things {when}. {' '.join(told)}{since} {_cause(named, self.equal_at)}"
+            f"workers hold different things {when}. {' '.join(differences)}{since} {_cause(named, self.equal_at)}"
         )
 
     def odd_number(self, call: str, global_step: int) -> str | None:
@@ -63,7 +87,7 @@ class Replicas:
         No error, since it may be one that each worker counts for itself.
         """
         membership = self._peers.membership
-        mine = self._bystanders.numbers()
+        mine = {name: value for undeclared in self._undeclared for name, value in undeclared.numbers().items()}
         everyone = self._peers.gathered(call, global_step, int(_hash(mine.items())[:15], 16))
         if min(everyone) == max(everyone):
             return None
@@ -79,15 +103,19 @@ class Replicas:
         return None
 
     def _digest(self) -> str:
-        sha = hashlib.sha256(digest(self._live.parts, self._live.optimizer).encode())
-        sha.update(_hash((*self._live.settings.described(), *self._bystanders.tensors())).encode())
+        sha = hashlib.sha256(digest(self._live.parts, self._live.optimizers).encode())
+        sha.update(_hash((*self._live.settings.described(), *self._tensors())).encode())
         return sha.hexdigest()
 
     def _described(self) -> Iterator[tuple[str, str]]:
-        for name, value in contents(self._live.parts, self._live.optimizer):
+        for name, value in contents(self._live.parts, self._live.optimizers):
             yield name, described(value)
         yield from self._live.settings.described()
-        yield from self._bystanders.tensors()
+        yield from self._tensors()
+
+    def _tensors(self) -> Iterator[tuple[str, str]]:
+        for undeclared in self._undeclared:
+            yield from undeclared.tensors()
 
 
 def _hash(named: Iterable[tuple[str, str]]) -> str:
@@ -102,17 +130,17 @@ def _odd_names(theirs: dict[str, str], leads: dict[str, str]) -> list[str]:
 
 def _differences(device: str, theirs: dict[str, str], lead: str, leads: dict[str, str]) -> str:
     names = _odd_names(theirs, leads)
-    told = [
+    differences = [
         f"{name} is {theirs.get(name, 'not there')[:60]}, and {leads.get(name, 'not there')[:60]} on {lead}"
         for name in names[:NAMED]
     ]
     more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"On device {device}, {'; '.join(told)}{more}."
+    return f"On device {device}, {'; '.join(differences)}{more}."
 
 
 def _cause(names: list[str], equal_at: int) -> str:
     first = names[0] if names else ""
-    if first.startswith("the optimizer's group"):
+    if first.startswith("the optimizer"):
         return (
             "A learning rate or another setting of the optimizer was changed on some workers only: by code behind `if "
             "trainer.is_lead`, by a schedule that is not in state=[...], by a variable of the script that is not in a "

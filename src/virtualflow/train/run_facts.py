@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 import torch
 
 import virtualflow
+from virtualflow.core.batch_schedule import BatchSchedule
 from virtualflow.program import provenance
 from virtualflow.system.hash_seed import hash_seed_here
-from virtualflow.train import solo
+from virtualflow.train import accelerators, solo
 from virtualflow.train.seeding import mkl_is_strict
 
 
@@ -22,7 +24,8 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "virtualflow": virtualflow.__version__,
-        "device_type": device_type(device),
+        "device_type": accelerators.name_of(device),
+        "accelerator": accelerators.facts(device),
         "instruction_set": instruction_set(),
         "threads_per_device": torch.get_num_threads(),
         "mkl_strict": mkl_is_strict(),
@@ -31,8 +34,25 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def optimizer_settings(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """The optimizer's type, and what its groups are set to, by name."""
+def of_job(seed: int, schedule: BatchSchedule) -> dict[str, Any]:
+    """What makes a job this one: a checkpoint of another is refused."""
+    sizes = schedule.at(0)
+    sized = {"batch_size": sum(sizes), "virtual_nodes": len(sizes), "node_sizes": list(sizes)}
+    return {"seed": seed, **sized, "later_batch_sizes": schedule.later}
+
+
+def optimizer_settings(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, str]:
+    """The optimizers' types, and what their groups are set to, by name."""
+    if len(optimizers) == 1:
+        return _settings(optimizers[0])
+    return {
+        f"optimizer {place}'s {name}": value
+        for place, optimizer in enumerate(optimizers)
+        for name, value in _settings(optimizer).items()
+    }
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     settings = {"type": type(optimizer).__name__}
     for number, group in enumerate(optimizer.param_groups):
         prefix = f"group {number}'s " if len(optimizer.param_groups) > 1 else ""
@@ -47,12 +67,8 @@ def optimizer_settings(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 def _program() -> dict[str, Any]:
     """Of the code that runs: as the launcher knows it, else as this process does."""
     launched = solo.installed()
-    told = launched.job.program_facts if launched is not None else None
-    return told() if told is not None else provenance.facts_of_plain_script()
-
-
-def device_type(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    program_facts = launched.job.program_facts if launched is not None else None
+    return program_facts() if program_facts is not None else provenance.facts_of_plain_script()
 
 
 def instruction_set() -> str:

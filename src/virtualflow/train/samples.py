@@ -29,32 +29,39 @@ class Samples:
         self._length = 0
 
     def begin(self, feed: Feed, epoch: int, length: int) -> None:
-        """A pass over a dataset of *length* examples begins."""
+        """A pass over a dataset of *length* examples begins; 0 for one that can't be looked into."""
         self._feed, self._epoch, self._length = feed, epoch, length
 
     def take(self) -> dict[int, str]:
         """Digests of some examples as they are now; of none where only loader processes may touch the dataset."""
-        if self._feed is None or self._feed.fetches_ahead:
+        if self._feed is None or self._feed.fetches_ahead or not self._length:
             return {}
         places = np.linspace(0, self._length - 1, min(MOST, self._length)).astype(int).tolist()
         order = [*places[:: max(1, len(places) // LEAST)], *reversed(places)]
         until = time.perf_counter() + BUDGET_SECONDS
-        found: dict[int, str] = {}
+        digests: dict[int, str] = {}
         with generators_kept():
             for index in dict.fromkeys(order):
-                if len(found) >= LEAST and time.perf_counter() > until:
+                if len(digests) >= LEAST and time.perf_counter() > until:
                     break
-                found[index] = digest_of(self._feed.example(self._epoch, index))
-        return found
+                digests[index] = self._digest(index)
+        return digests
 
     def check(self, theirs: dict[int, str], where: str) -> None:
         """Refuse a dataset whose examples are others than *theirs*; *where* says who has it."""
-        if self._feed is None or self._feed.fetches_ahead:
+        if self._feed is None or self._feed.fetches_ahead or not self._length:
             return
         with generators_kept():
             for index, digest in theirs.items():
-                if index >= self._length or digest_of(self._feed.example(self._epoch, index)) != digest:
+                if index >= self._length or self._digest(index) != digest:
                     raise HiddenStateError(_reason(index, self._epoch, where))
+
+    def _digest(self, index: int) -> str:
+        assert self._feed is not None
+        try:
+            return digest_of(self._feed.example(self._epoch, index))
+        except Exception as error:  # an example that can't be read is one, too: the script may skip its batch
+            return digest_of([type(error).__name__, str(error)])
 
 
 def _reason(index: int, epoch: int, where: str) -> str:

@@ -7,6 +7,7 @@ import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from virtualflow.train.committed import Live
 from virtualflow.train.early_results import Recorded
 from virtualflow.train.peers import Peers
 from virtualflow.train.position import Loop, Position
-from virtualflow.train.state import digest
+from virtualflow.train.sharded.collection import collected_optimizers, job_digest
+from virtualflow.train.stages.staged_files import remove_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,13 @@ class Checkpoints:
         self._peers = peers
         self._recorded = recorded
         self._end_of_pass: Mark | None = None
+        self._collected: list[dict[str, Any]] | None = None  # the optimizers' state, on the lead, while it is written
         self._saved: dict[Path, list[tuple[str, str]]] = {}  # after this epoch's batches: with which settings
 
     def save(self, path: Path) -> None:
         """Write the job's state to *path*."""
-        self.write_once("save", path, lambda: checkpoint.write(path, self._contents(self._loop.position)))
+        parts = self._parts(path, self._loop.position)
+        self.write_once("save", lambda: self._write(path, self._contents(self._loop.position) | parts), whole=True)
         if self._loop.in_epochs and self._loop.position.finished:
             self._saved[path] = list(self._live.settings.described())
 
@@ -66,7 +70,11 @@ class Checkpoints:
                 "writes each of them."
             )
         if self._loop.is_resumable:
-            self._write_automatic(self._loop.position, lambda: self._contents(self._loop.position))
+            write = partial(self._write_automatic, self._loop.position, lambda: self._contents(self._loop.position))
+            if self._live.shards is None:
+                write()
+            else:  # all workers are here
+                self.write_once("save", write, whole=True)
 
     def mark_end_of_pass(self, digest: str) -> None:
         """Remember where the job stands, for ``write_end_of_pass``."""
@@ -76,11 +84,18 @@ class Checkpoints:
         self._end_of_pass = Mark(position, digest, contents | copy.deepcopy(self._calls()))
 
     def write_end_of_pass(self) -> None:
-        """The script has ended, and nobody was there to be told: what came after its last step is done again."""
+        """The script has ended without a coordinator: what came after its last step is done again."""
         mark, step = self._end_of_pass, self._loop.position.global_step
-        if mark is None or mark.position.global_step != step:
-            return  # nothing was trained that is not kept
-        if mark.digest != digest(self._live.parts, self._live.optimizer):
+        if mark is None or mark.position.global_step != step or self._live.stages is not None:
+            return  # nothing was trained that is not kept; or, with stages, it takes all workers, who may be gone
+        if self._live.shards is not None:
+            if self._peers.group is not None:
+                raise CheckpointError(
+                    f"step {step} can't be kept: the optimizer's state is spread over workers that have nobody to "
+                    "bring them together any more. The last checkpoint is what is left."
+                )
+            self._collect()
+        if mark.digest != job_digest(self._live, self._loop, self._peers):
             raise CheckpointError(
                 f"step {step} can't be gone on from: the script has changed the model after its last step."
             )
@@ -88,11 +103,15 @@ class Checkpoints:
 
     def _write_automatic(self, position: Position, contents: Callable[[], dict[str, Any]]) -> None:
         path = self._folder / f"step-{position.global_step:09d}.pt"
+        parts = self._parts(path, position)
+        if parts and not self._peers.is_lead:
+            return
         with self._one_at_a_time():
             if not path.exists():
-                checkpoint.write(path, contents())
+                self._write(path, contents() | parts)
             for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
                 old.unlink(missing_ok=True)
+                remove_parts(old)
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -109,28 +128,54 @@ class Checkpoints:
         """Give a checkpoint that was saved at this position the settings as they are now."""
 
         def write() -> None:
-            saved = checkpoint.read(path)
+            saved = checkpoint.read(path, self._live.parts.device, mapped=self._live.shards is not None)
             if saved["position"] == asdict(self._loop.position):  # else another job has written there since
                 checkpoint.write(path, saved | {"settings": self._live.settings.take()})
 
-        self.write_once("save", path, write)
+        self.write_once("save", write)
 
-    def write_once(self, call: str, path: Path, write: Callable[[], None]) -> None:
-        """Let the lead *write*; raise on every worker if it could not."""
+    def write_once(self, call: str, write: Callable[[], None], *, whole: bool = False) -> None:
+        """Let the lead *write*; raise on every worker if it could not. It gets the *whole* state if it needs that."""
         failures: list[CheckpointError] = []
 
-        def written() -> int:
+        def collect() -> None:
+            failures.clear()
             try:
-                write()
-            except CheckpointError as error:
+                if whole and self._live.shards is not None:
+                    self._collect()
+            except CheckpointError as error:  # of the lead: it is raised on all
                 failures.append(error)
-            return len(failures)
 
-        if self._peers.from_lead(call, self._loop.position.global_step, written):
-            raise failures[-1] if failures else CheckpointError(f"the lead worker could not write {path}")
+        def write_collected() -> None:
+            if failures:
+                raise failures[-1]
+            write()
+
+        try:
+            self._peers.once(call, self._loop.position.global_step, write_collected, before=collect)
+        finally:
+            self._collected = None
+
+    def _parts(self, path: Path, position: Position) -> dict[str, Any]:
+        """With stages, what belongs into a checkpoint besides: the places of the parts that all have written."""
+        if self._live.files is None:
+            return {}
+        return {"units": self._live.files.write_parts(path, position.global_step)}
+
+    def _write(self, path: Path, contents: dict[str, Any]) -> None:
+        checkpoint.write(path, contents)
+        if self._live.files is not None:
+            self._live.files.remove_old_parts(path, contents["units"])
+
+    def _collect(self) -> None:
+        """Have the optimizers' state whole on the lead."""
+        assert self._live.shards is not None
+        self._collected = collected_optimizers(self._live, self._live.shards, self._folder)
 
     def _contents(self, position: Position) -> dict[str, Any]:
         taken = committed.take(self._live, position)
+        if self._collected is not None:
+            taken["optimizers"] = self._collected
         return {"job": self._facts, **taken, "top": self._loop.top, **self._calls()}
 
     def _calls(self) -> dict[str, Any]:

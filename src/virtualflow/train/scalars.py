@@ -7,7 +7,8 @@ maximum over workers is then what was written, bit by bit, whatever the order.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from virtualflow.core.membership import Group
 
 _ABSENT = -(2**63)
-_FIELDS = 7
+_FIELDS = 8
 INFINITE_BITS = 0x7FF0_0000_0000_0000  # of the float64 that is infinite; NaNs are above
 
 
@@ -30,6 +31,8 @@ class NodeScalars:
     unclean: int  # 1 + the index of the first gradient that was not finite, else 0
     is_mean: bool  # whether loss_fn returned a mean, not (total, weight)
     born: bool = False  # whether its forward made a buffer, or a larger one
+    unnamed: bool = False  # whether it reports a metric that has no slot yet
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)  # for each name a total and a weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class StepScalars:
 
     nodes: dict[int, NodeScalars]
     peaks: list[int]  # bits of a float64; -1 where no virtual node produced anything
+    failed: bool  # whether a worker has met an error, so that the rest says nothing
 
     @property
     def total(self) -> float:
@@ -48,36 +52,47 @@ class StepScalars:
         return sum(node.weight for node in self.nodes.values())
 
 
-def reduce_scalars(mine: dict[int, NodeScalars], peaks: list[int], virtual_nodes: int, group: Group | None) -> Tensor:
-    """Combine what the workers' virtual nodes report, packed for ``read_scalars``."""
-    slots = [_ABSENT] * (_FIELDS * virtual_nodes)
-    for node, scalars in mine.items():
-        slots[_FIELDS * node : _FIELDS * (node + 1)] = _encode(scalars)
-    return _reduced(slots + peaks, group)
+def reduce_scalars(
+    mine: dict[int, NodeScalars] | None,
+    peaks: list[int],
+    virtual_nodes: int,
+    names: Sequence[str],
+    group: Group | None,
+) -> Tensor:
+    """Combine what the workers' virtual nodes report, metrics under *names* included, packed for ``read_scalars``.
+
+    *mine* is None on a worker that has met an error.
+    """
+    width = _FIELDS + 2 * len(names)
+    slots = [_ABSENT] * (width * virtual_nodes)
+    for node, scalars in (mine or {}).items():
+        slots[width * node : width * (node + 1)] = [*_encode(scalars), *_encode_metrics(scalars, names)]
+    return _reduced([*slots, *peaks, int(mine is None)], group)
 
 
-def read_scalars(packed: Tensor, virtual_nodes: int) -> StepScalars:
+def read_scalars(packed: Tensor, virtual_nodes: int, names: Sequence[str]) -> StepScalars:
     """What ``reduce_scalars`` has packed."""
     numbers = packed.tolist()
+    width = _FIELDS + 2 * len(names)
     nodes = {
-        node: _decode(numbers[_FIELDS * node : _FIELDS * (node + 1)])
+        node: _decode(numbers[width * node : width * (node + 1)], names)
         for node in range(virtual_nodes)
-        if numbers[_FIELDS * node + 2] != _ABSENT
+        if numbers[width * node + 2] != _ABSENT
     }
-    return StepScalars(nodes, numbers[_FIELDS * virtual_nodes :])
+    return StepScalars(nodes, numbers[width * virtual_nodes : -1], bool(numbers[-1]))
 
 
 def reduce_pairs(mine: dict[int, tuple[float, float]], count: int, group: Group | None) -> Tensor:
     """Pairs of numbers, of which each worker has some, packed for ``read_pairs``."""
     slots = [_ABSENT] * (2 * count)
     for index, (one, other) in mine.items():
-        slots[2 * index : 2 * index + 2] = _float_bits(one), _float_bits(other)
+        slots[2 * index : 2 * index + 2] = float_bits(one), float_bits(other)
     return _reduced(slots, group)
 
 
 def read_pairs(packed: Tensor) -> list[tuple[float, float]]:
     """What ``reduce_pairs`` has packed, in order."""
-    numbers = [_bits_float(bits) for bits in packed.tolist()]
+    numbers = [bits_float(bits) for bits in packed.tolist()]
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
@@ -90,29 +105,50 @@ def _reduced(slots: list[int], group: Group | None) -> Tensor:
 
 def _encode(scalars: NodeScalars) -> list[int]:
     return [
-        _float_bits(scalars.total),
-        _float_bits(scalars.weight),
+        float_bits(scalars.total),
+        float_bits(scalars.weight),
         scalars.ids,
         scalars.integers,
         scalars.unclean,
         int(scalars.is_mean),
         int(scalars.born),
+        int(scalars.unnamed),
     ]
 
 
-def _decode(fields: list[int]) -> NodeScalars:
-    total, weight, ids, integers, unclean, is_mean, born = fields
-    return NodeScalars(_bits_float(total), _bits_float(weight), ids, integers, unclean, bool(is_mean), bool(born))
+def _encode_metrics(scalars: NodeScalars, names: Sequence[str]) -> Iterator[int]:
+    for name in names:
+        numbers = scalars.metrics.get(name)
+        yield from (_ABSENT, _ABSENT) if numbers is None else map(float_bits, numbers)
 
 
-def _float_bits(value: float) -> int:
+def _decode(fields: list[int], names: Sequence[str]) -> NodeScalars:
+    total, weight, ids, integers, unclean, is_mean, born, unnamed = fields[:_FIELDS]
+    # No weight is negative, so the bits of none are those of an absent one.
+    pairs = zip(names, fields[_FIELDS::2], fields[_FIELDS + 1 :: 2], strict=True)
+    return NodeScalars(
+        bits_float(total),
+        bits_float(weight),
+        ids,
+        integers,
+        unclean,
+        bool(is_mean),
+        bool(born),
+        bool(unnamed),
+        {name: (bits_float(one), bits_float(other)) for name, one, other in pairs if other != _ABSENT},
+    )
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float64."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
-def _bits_float(bits: int) -> float:
+def bits_float(bits: int) -> float:
+    """The float64 with these bits."""
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
 def peak_value(bits: int) -> float:
     """The float64 whose bits are *bits*; nothing there counts as zero."""
-    return _bits_float(bits) if bits > 0 else 0.0
+    return bits_float(bits) if bits > 0 else 0.0

@@ -97,5 +97,10 @@ def put(item: Any, contents: Any, where: str, claimed: set[int]) -> None:
         )
 
 
+def has_state(item: Any) -> bool:
+    """Whether *item* has more to it than its value: a module, a schedule, a generator."""
+    return isinstance(item, (State, *_GENERATORS)) or (not isinstance(item, type) and _has_state_dict(item))
+
+
 def _has_state_dict(item: Any) -> bool:
     return not isinstance(item, State) and hasattr(item, "state_dict") and hasattr(item, "load_state_dict")

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ import torch
 from torch.utils import deterministic
 
 from virtualflow.errors import ConfigError
-from virtualflow.train import solo
+from virtualflow.train import accelerators, solo
 
 logger = logging.getLogger("virtualflow")
 
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """What ``vf.seed`` was told."""
+    """The arguments of ``vf.seed``."""
 
     seed: int
     threads_per_device: int
@@ -31,6 +32,7 @@ class Seeded:
 
 _seeded: Seeded | None = None
 _pinned: int | None = None
+_held: tuple[torch.device, accelerators.Facts] | None = None  # settings that decide bits on an accelerator
 _STRICT = 0x10000  # MKL's flag for the same bits whatever the alignment
 
 
@@ -42,7 +44,7 @@ def seed(seed: int, *, threads_per_device: int | None = None) -> None:
     """
     global _seeded
     launched = solo.installed()
-    threads = threads_per_device or (launched.job.threads_per_device if launched else 1)
+    threads = threads_per_device or (launched.job.description.threads_per_device if launched else 1)
     pin_threads(threads)
     torch.manual_seed(seed)
     reseed(seed % 2**32)
@@ -62,8 +64,14 @@ def seed(seed: int, *, threads_per_device: int | None = None) -> None:
 
 
 def seeded() -> Seeded | None:
-    """What ``vf.seed`` was told in this process, if it was called."""
+    """The arguments of ``vf.seed`` in this process, if it was called."""
     return _seeded
+
+
+def forget_seed() -> None:
+    """From now on it is as if ``vf.seed`` had not been called in this process."""
+    global _seeded
+    _seeded = None
 
 
 def pin_threads(threads: int) -> None:
@@ -84,7 +92,7 @@ def check_threads() -> None:
 
 
 def mkl_is_strict() -> bool | None:
-    """Whether MKL gives the same bits for any alignment in this process; None where that can't be told."""
+    """Whether MKL gives the same bits for any alignment in this process; None where that can't be known."""
     # Set in time or not, MKL itself knows: it reads MKL_CBWR once, at the first product or at this question.
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -97,8 +105,7 @@ def reseed(seed: int) -> None:
     """Set the generators of torch, ``random`` and numpy."""
     # torch.manual_seed does the same for the CPU in a hundred times the time.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
+    accelerators.seed_generators(seed)
     random.seed(seed)
     np.random.seed(seed)
 
@@ -107,24 +114,56 @@ def reseed(seed: int) -> None:
 def generators_kept() -> Iterator[None]:
     """Leave the generators as they were, whatever is drawn meanwhile: evaluating changes no training."""
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    states = accelerators.generator_states()
     try:
         yield
     finally:
         torch.set_rng_state(before[0])
         random.setstate(before[1])
         np.random.set_state(before[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        accelerators.set_generators(states)
 
 
 def make_deterministic(device: torch.device) -> None:
     """Choose deterministic kernels, where the device has others."""
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.benchmark = False
-    if device.type == "cuda" or torch.get_num_threads() > 1:
+    global _held
+    accelerators.make_deterministic(device)
+    if device.type != "cpu" or torch.get_num_threads() > 1:
         # On several cores too: gradients of x[index] are summed by whoever comes first.
         torch.use_deterministic_algorithms(True)
         # Filling new memory costs time, and decides no bit of a right program.
         setattr(deterministic, "fill_uninitialized_memory", False)  # noqa: B010  (typed as a module without it)
+    _held = device, accelerators.settings(device)
+
+
+def check_settings() -> None:
+    """Raise an error if the script has changed something that decides bits since a Trainer was made."""
+    check_threads()
+    if _held is None:
+        return
+    device, before = _held
+    now = accelerators.settings(device)
+    for name, value in before.items():
+        if now[name] != value:
+            raise ConfigError(
+                f"{name} was {value} when the Trainer was made, and is {now[name]} now: bits depend on it, and workers "
+                'that join would have another one. Set it before the Trainer is made, or use reduction="fast".'
+            )
+
+
+def determinism_advice(node: int, global_step: int, error: BaseException) -> str | None:
+    """What to do about an operator that has no deterministic kernel, if *error* is torch's refusal of one."""
+    reason = str(error).partition(". ")[0]
+    place = f"in step {global_step}, virtual node {node}: {reason}."
+    if (operation := re.search(r"(\S+) does not have a deterministic implementation", reason)) is not None:
+        return (
+            f"{place} It gives other bits on the same inputs, so the job would not be the same twice. Replace "
+            f'{operation[1]} in the model or in loss_fn by something deterministic, or use reduction="fast", which is '
+            "equal up to rounding."
+        )
+    if "not deterministic because it uses CuBLAS" in reason:
+        return (
+            f"{place} CUBLAS_WORKSPACE_CONFIG is {os.environ.get('CUBLAS_WORKSPACE_CONFIG')!r}. It is set when "
+            "virtualflow is imported, unless it has another value or CUDA is in use by then: import virtualflow first."
+        )
+    return None

@@ -11,16 +11,14 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from virtualflow.train import optimizer_state, script_state
 from virtualflow.train.plain import address
-from virtualflow.train.state import Parts, described, flattened
+from virtualflow.train.state import Optimizers, Parts, described, flattened
 
 OPTIMIZER = "the optimizer"
 _TITLES = {
-    "optimizer": "the optimizer's group",
     "requires_grad": "requires_grad of",
     "training": "the mode of",
     "state": "state",
@@ -33,18 +31,18 @@ _ELSEWHERE = ("training", "param_groups", "state", "defaults")  # kept with othe
 class Settings:
     """The changeable things of a job that are not its tensors."""
 
-    def __init__(self, parts: Parts, optimizer: torch.optim.Optimizer, state: tuple[Any, ...]) -> None:
+    def __init__(self, parts: Parts, optimizers: Optimizers, state: tuple[Any, ...]) -> None:
         self._parts = parts
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._state = state
-        self._attributes = {name: copy.deepcopy(_plain_attributes(owner)) for name, owner in self._owners()}
+        self._attributes = {name: copy.deepcopy(plain_attributes(owner)) for name, owner in self._owners()}
 
     def take(self) -> dict[str, Any]:
         """The settings as they are now."""
         parameters = self._parts.parameters()
         return {
-            "groups": optimizer_state.group_names(self._optimizer, parameters),
-            "optimizer": optimizer_state.settings(self._optimizer),
+            "groups": [optimizer_state.group_names(optimizer, parameters) for optimizer in self._optimizers],
+            "optimizers": [optimizer_state.settings(optimizer) for optimizer in self._optimizers],
             "requires_grad": {name: parameter.requires_grad for name, parameter in parameters.items()},
             "training": {name: module.training for name, module in self._parts.named_modules()},
             "attributes": self._changed_attributes(),
@@ -64,29 +62,42 @@ class Settings:
         On a worker that is *on_the_way* to where the job is, the script may still have to give the model its form.
         """
         parameters = self._parts.parameters()
-        if not on_the_way or {name for names in saved["groups"] for name in names} <= parameters.keys():
-            optimizer_state.regroup(self._optimizer, parameters, saved["groups"])
-            optimizer_state.put_settings(self._optimizer, saved["optimizer"])
+        for optimizer, groups, settings in zip(self._optimizers, saved["groups"], saved["optimizers"], strict=True):
+            if not on_the_way or {name for names in groups for name in names} <= parameters.keys():
+                optimizer_state.regroup(optimizer, parameters, groups)
+                optimizer_state.put_settings(optimizer, settings)
         for name, parameter in parameters.items():
             parameter.requires_grad_(saved["requires_grad"].get(name, parameter.requires_grad))
         for name, module in self._parts.named_modules():
             module.training = saved["training"].get(name, module.training)
         self._put_attributes(saved["attributes"])
         # Tensors of the model are set elsewhere: a state that holds one of them gets one of its own.
-        claimed = {address(t) for t in (*parameters.values(), *(found[3] for found in self._parts.buffers()))}
+        claimed = {address(t) for t in (*parameters.values(), *(buffer[3] for buffer in self._parts.buffers()))}
         for place, (item, contents) in enumerate(zip(self._state, saved["state"], strict=True)):
             if contents is not None:
                 script_state.put(item, contents, f"state[{place}]", claimed)
 
     def described(self) -> Iterator[tuple[str, str]]:
-        """Each setting's name and value in words; what a forward may count by itself is left out."""
+        """Each setting's name and value in words; what a forward may count by itself is left out.
+
+        So are items of ``state=`` that say ``of_the_lead``: the job keeps the lead's, and others may hold another one.
+        """
         taken = self.take()
+        taken["state"] = [
+            None if getattr(item, "of_the_lead", False) is True else contents
+            for item, contents in zip(self._state, taken["state"], strict=True)
+        ]
+        for place, groups in enumerate(taken["optimizers"]):
+            title = f"{OPTIMIZER}'s group" if len(self._optimizers) == 1 else f"{OPTIMIZER} {place}'s group"
+            for name, value in flattened(groups, title):
+                yield name, described(value)
         for key, title in _TITLES.items():
             for name, value in flattened(taken[key], title):
                 yield name, described(value)
 
     def _owners(self) -> list[tuple[str, Any]]:
-        return [*self._parts.named_modules(), (OPTIMIZER, self._optimizer)]
+        names = [OPTIMIZER, *(f"{OPTIMIZER} {place}" for place in range(1, len(self._optimizers)))]
+        return [*self._parts.named_modules(), *zip(names, self._optimizers, strict=False)]
 
     def _changed_attributes(self) -> dict[str, dict[str, Any]]:
         """Plain attributes, such as a dropout rate, that have another value than when the Trainer was made.
@@ -99,9 +110,9 @@ class Settings:
             before = self._attributes.get(name, {})
             values = {
                 key: value
-                for key, value in _plain_attributes(owner).items()
+                for key, value in plain_attributes(owner).items()
                 if before.get(key, _ABSENT) != value
-                and not (key.startswith("_") and key not in before and name != OPTIMIZER)
+                and not (key.startswith("_") and key not in before and not name.startswith(OPTIMIZER))
             }
             if values:
                 changed[name] = values
@@ -111,14 +122,15 @@ class Settings:
         """Set all plain attributes to what they were when the Trainer was made, but for those that *changed* holds."""
         for name, owner in self._owners():
             wanted = {**self._attributes.get(name, {}), **changed.get(name, {})}
-            for key, value in _plain_attributes(owner).items():
+            for key, value in plain_attributes(owner).items():
                 if key in wanted and wanted[key] != value:
                     setattr(owner, key, copy.deepcopy(wanted[key]))
             for key in wanted.keys() - vars(owner).keys():
                 setattr(owner, key, copy.deepcopy(wanted[key]))
 
 
-def _plain_attributes(owner: Any) -> dict[str, Any]:
+def plain_attributes(owner: Any) -> dict[str, Any]:
+    """The attributes of *owner* that are numbers, strings and the like, and containers of them."""
     return {key: value for key, value in vars(owner).items() if key not in _ELSEWHERE and _is_plain(value, key)}
 
 

@@ -15,6 +15,7 @@ class Solo:
 
     device: DeviceId = "0"
     devices: tuple[DeviceId, ...] = ("0",)
+    coming = devices
     group = None
     generation = seen = 0
     change_is_due = joining = must_stop = orphaned = False
@@ -33,7 +34,7 @@ class Solo:
         if number == 1 and _register is not None:
             _register(self.job, len(node_sizes))
 
-    def tell_pace(self, step: int, seconds: float, overran: int) -> None:
+    def report_pace(self, step: int, seconds: float, overran: int) -> None:
         pass
 
     def begin_training(self) -> bool:
@@ -88,6 +89,12 @@ def install(membership: Membership | None) -> None:
     _installed = membership
 
 
+def start_over(alone: Solo | None = None) -> None:
+    """Make the next Trainer of this plain script the first of a job of its own, or of *alone*."""
+    global _solo
+    _solo = alone
+
+
 def installed() -> Membership | None:
     """The membership that a launcher gave this process, if there was one."""
     return _installed
@@ -101,3 +108,15 @@ def current() -> Membership:
     membership = _installed or _solo
     assert membership is not None
     return membership
+
+
+def leads() -> bool:
+    """Whether this process is its job's lead worker, or a plain script; for what has no Trainer to ask."""
+    if _installed is None:
+        return True
+    return not _installed.joining and _installed.devices[0] == _installed.device
+
+
+def device_type() -> str:
+    """Where this process computes: on what its job says, or, in a plain script, on the processor."""
+    return "cpu" if _installed is None else _installed.job.device_type

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what ``torch.compile`` puts around it."""
-    return name.replace("_orig_mod.", "")
+    """A parameter's name without what ``torch.compile`` and Fabric put around a model."""
+    return name.replace("_orig_mod.", "").replace("_forward_module.", "")
 
 
 class Parts:
@@ -40,21 +40,31 @@ class Parts:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """All parameters, tied ones once."""
-        found: dict[nn.Parameter, str] = {}
+        names: dict[nn.Parameter, str] = {}
         for name, module in self.named_modules():
             for key, parameter in module._parameters.items():
                 if parameter is not None:
-                    found.setdefault(parameter, joined(name, key))
-        return {name: parameter for parameter, name in found.items()}
+                    names.setdefault(parameter, joined(name, key))
+        return {name: parameter for parameter, name in names.items()}
+
+    def to(self, device: str) -> None:
+        """Put all modules on *device*."""
+        for root in self._roots.values():
+            root.to(device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     def buffers(self) -> list[tuple[str, nn.Module, str, Tensor]]:
         """All buffers, shared ones once, those that are not in a state_dict too: name, module, key there, tensor."""
-        found: dict[int, tuple[str, nn.Module, str, Tensor]] = {}
+        buffers: dict[int, tuple[str, nn.Module, str, Tensor]] = {}
         for name, module in self.named_modules():
             for key, tensor in module._buffers.items():
                 if tensor is not None:
-                    found.setdefault(id(tensor), (joined(name, key), module, key, tensor))
-        return list(found.values())
+                    buffers.setdefault(id(tensor), (joined(name, key), module, key, tensor))
+        return list(buffers.values())
 
     def owner_of(self, name: str) -> tuple[nn.Module, str] | None:
         """The module that holds the tensor *name*, or would hold it, and its key there."""
@@ -73,10 +83,18 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {plain_name(name): parameter for name, parameter in model.named_parameters()}
 
 
-def digest(parts: Parts, optimizer: torch.optim.Optimizer) -> str:
-    """sha256 over the parameters and buffers of all modules, and the optimizer's state."""
+Optimizers = tuple[torch.optim.Optimizer, ...]
+
+
+def digest(parts: Parts, optimizers: Optimizers) -> str:
+    """sha256 over the parameters and buffers of all modules, and the optimizers' state."""
+    return hashed(contents(parts, optimizers))
+
+
+def hashed(named: Iterable[tuple[str, Any]]) -> str:
+    """sha256 over tensors and plain values, and their names."""
     sha = hashlib.sha256()
-    for name, value in contents(parts, optimizer):
+    for name, value in named:
         sha.update(f"{name}\0".encode())
         if isinstance(value, Tensor):
             sha.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
@@ -86,15 +104,16 @@ def digest(parts: Parts, optimizer: torch.optim.Optimizer) -> str:
     return sha.hexdigest()
 
 
-def contents(parts: Parts, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+def contents(parts: Parts, optimizers: Optimizers) -> Iterator[tuple[str, Any]]:
     """Everything that is hashed: tensors and plain values, each with its name, in a fixed order."""
     parameters = sorted(parts.parameters().items())
     yield from parameters
-    for name, _, _, tensor in sorted(parts.buffers(), key=lambda found: found[0]):
+    for name, _, _, tensor in sorted(parts.buffers(), key=lambda buffer: buffer[0]):
         yield name, tensor
     for name, parameter in parameters:
-        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-            yield from flattened(value, f"optimizer {key} of {name}")
+        for optimizer in optimizers:
+            for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+                yield from flattened(value, f"optimizer {key} of {name}")
 
 
 def flattened(value: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import struct
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -16,39 +12,37 @@ from torch import Tensor, nn
 from virtualflow.core import faults
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import GlobalBatch
-from virtualflow.errors import ConfigError, DeviceMemoryError, HiddenStateError, LossError, NonFiniteError
+from virtualflow.errors import CollectiveError, HiddenStateError, PeerLostError
+from virtualflow.train import accelerators
+from virtualflow.train.attempt import Attempt, NodeReport
 from virtualflow.train.audit import Audit
 from virtualflow.train.buffers import Birth, Buffers
-from virtualflow.train.bystanders import Bystanders
-from virtualflow.train.data import Feed, Request, Shard
-from virtualflow.train.loss import Loss, read_loss
+from virtualflow.train.data import Feed, Shard
+from virtualflow.train.loss import NodeLoss, check_rows, read_loss
+from virtualflow.train.memory_advice import MemoryUse, is_out_of_memory
+from virtualflow.train.node_errors import explained
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
+from virtualflow.train.phases import others_frozen, updated_by
+from virtualflow.train.readback import Readback
 from virtualflow.train.reduction import Reduction
 from virtualflow.train.replay import Replays
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
-from virtualflow.train.seeding import check_threads, reseed
-from virtualflow.train.state import Parts, named_parameters
+from virtualflow.train.seeding import check_settings, reseed
+from virtualflow.train.sharded.sharded_update import ShardedUpdate
+from virtualflow.train.sharded.shards import Shards
+from virtualflow.train.shared_errors import Met
+from virtualflow.train.state import Optimizers, Parts, named_parameters
+from virtualflow.train.step_checks import StepChecks
+from virtualflow.train.step_metrics import MetricNames
+from virtualflow.train.step_settings import StepSettings
+from virtualflow.train.undeclared_state import UndeclaredState
 from virtualflow.train.untouched import Untouched
+from virtualflow.train.update import Update
 
-LossFn = Callable[[nn.Module, Any], Any]
-_NON_FINITE_ADVICE = (
-    'The model was not updated. Lower the learning rate, or set clip_grad_norm; on_nan="continue" trains on regardless.'
-)
-MAX_ATTEMPTS = 4  # one to measure, one to move the grids, and two that can only mean a loss that is not replayable
-
-
-@dataclass(frozen=True, slots=True)
-class StepSettings:
-    """What decides a step's result, besides the state it starts from."""
-
-    loss_fn: LossFn
-    seed: int
-    virtual_nodes: int
-    trainer: int  # its number in this process
-    clip_grad_norm: float | None = None
-    on_nan: str = "raise"
-    mixed: bool = False  # device types, whose kernels round differently: scalars are computed once
+# Some for buffers that a forward makes or writes for the first time, one to measure, one to move the grids. More can
+# only mean a loss that is not replayable.
+MAX_ATTEMPTS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +54,8 @@ class StepResult:
     ids: tuple[int, ...]
     attempts: int
     accumulator: str | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    phase: str = ""
 
 
 class StepRunner:
@@ -68,7 +64,7 @@ class StepRunner:
     def __init__(
         self,
         parts: Parts,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         reduction: Reduction,
         buffers: Buffers,
         settings: StepSettings,
@@ -76,11 +72,13 @@ class StepRunner:
         peers: Peers,
         audit: Audit | None,
         pace: Pace,
-        bystanders: Bystanders,
+        undeclared: UndeclaredState,
+        metric_names: MetricNames,
+        shards: Shards | None = None,
     ) -> None:
         self._parts = parts
         self._model = parts.model
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._reduction = reduction
         self._buffers = buffers
         self._settings = settings
@@ -88,158 +86,278 @@ class StepRunner:
         self._peers = peers
         self._audit = audit
         self._pace = pace
-        self._bystanders = bystanders
+        self._undeclared = undeclared
+        self._metric_names = metric_names
+        self._listing = buffers.listing
         self._steps = 0  # that this worker has made
+        self._node = 0  # the virtual node that was run last
+        self._met: Met | None = None  # in this attempt
         self._replays = Replays(parts)
-        self._must_be_finite = settings.on_nan == "raise" and grad_scaler is None
-        reduction.finds_not_finite = self._must_be_finite
+        must_be_finite = settings.on_nan == "raise" and grad_scaler is None
+        reduction.finds_not_finite = must_be_finite
+        self._checks = StepChecks(reduction, buffers, must_be_finite=must_be_finite)
+        self._shards = shards
+        self._update: Update | ShardedUpdate = (
+            Update(self._model, optimizers, reduction, settings, grad_scaler, peers)
+            if shards is None
+            else ShardedUpdate(shards, optimizers, settings, grad_scaler, peers)
+        )
         if grad_scaler is not None:
             # It makes its scale when it is first used, which a worker without examples would not do.
-            grad_scaler.scale(torch.zeros((), device=next(parts.model.parameters()).device))
+            grad_scaler.scale(torch.zeros((), device=parts.device))
 
-    def run(self, batch: GlobalBatch, global_step: int, feed: Feed) -> StepResult:
-        """Run one step on *batch*, together with the other workers."""
+    def run(self, batch: GlobalBatch, global_step: int, feed: Feed, *, update: bool = True) -> StepResult:
+        """Run one step on *batch*, together with the other workers; without *update*, its gradients are left."""
+        if not self._settings.phase:
+            return self._run(batch, global_step, feed, update=update)
+        with others_frozen(self._model, updated_by(self._optimizers)):
+            return self._run(batch, global_step, feed, update=update)
+
+    def _run(self, batch: GlobalBatch, global_step: int, feed: Feed, *, update: bool) -> StepResult:
         if not self._reduction.normalises:
-            check_threads()
+            check_settings()
         self._parameters = named_parameters(self._model)
-        self._reduction.adopt(self._parameters)
-        if self._buffers.hold():
-            self._reduction.buffer_sums.adopt()
+        if self._shards is not None:
+            self._shards.follow()
+        self._reduction.adopt(self._own_parameters())
+        self._buffers.hold()
+        self._adopt_buffers()
         if self._steps == 1:  # later ones are found at the ends of epochs
-            self._bystanders.check("it has changed since the first step")
+            self._undeclared.check("it has changed since the first step")
         self._pace.begin_step()
         try:
             attempt, scalars = self._attempts(batch, global_step, feed)
-            self._check(global_step, scalars)
-            accumulator = self._audit.hash_accumulator(self._reduction) if self._audit is not None else None
+            self._checks.check(global_step, scalars)
             norm = self._finish(attempt, scalars)
         except Exception:
             # Whoever catches this finds the model as it was before the step.
             self.abandon()
             self._reduction.forget()
             raise
-        result = self._commit(attempt, scalars, norm, accumulator)
+        result = self._commit(attempt, scalars, norm, update=update)
         self._steps += 1
         return result
 
-    def _attempts(self, batch: GlobalBatch, global_step: int, feed: Feed) -> tuple[_Attempt, StepScalars]:
+    def _own_parameters(self) -> dict[str, nn.Parameter]:
+        """Those that this phase updates; without phases, all of the model's: a loss_fn may unfreeze what it needs."""
+        if not self._settings.phase:
+            return self._parameters
+        mine = updated_by(self._optimizers)
+        return {name: parameter for name, parameter in self._parameters.items() if parameter in mine}
+
+    def _adopt_buffers(self) -> None:
+        if self._listing != self._buffers.listing:
+            self._listing = self._buffers.listing
+            self._reduction.buffer_sums.adopt()
+
+    def _attempts(self, batch: GlobalBatch, global_step: int, feed: Feed) -> tuple[Attempt, StepScalars]:
         """Try until the sums are right; they are then those of all workers."""
         self._replays.forget()
         for number in range(MAX_ATTEMPTS):
-            attempt = _Attempt(batch, global_step, number)
+            attempt = Attempt(batch, global_step, number)
             packed = self._peers.agree(lambda: self._attempt(attempt, feed))  # noqa: B023  (called at once)
             faults.reach("after the scalars")
-            scalars = read_scalars(packed, self._settings.virtual_nodes)
-            self._replays.compare(global_step, scalars, self._bystanders.set_anew)
+            scalars = read_scalars(packed, self._settings.virtual_nodes, self._names)
+            if scalars.failed:
+                self._peers.raise_met("step", global_step, self._met)
+                continue  # the worker that has met it was lost meanwhile: others run its virtual nodes
+            self._replays.compare(global_step, scalars, self._undeclared.set_anew)
+            unnamed = any(report.unnamed for report in scalars.nodes.values())
+            if unnamed:
+                self._metric_names.add(self._peers.exchanged("step", global_step, self._unknown_metrics()))
             if any(report.born for report in scalars.nodes.values()):
                 self._share_births(global_step)
                 self._replays.forget()  # the next attempt begins with other buffers
-            elif self._reduction.accept(scalars.peaks):
+            elif self._reduction.accept(scalars.peaks) and not unnamed:
                 return attempt, scalars
         raise HiddenStateError(
             f"step {global_step} gave other gradients on each of {MAX_ATTEMPTS} attempts. Something in the model "
             "or loss_fn keeps state between calls; `vf run --audit` finds out what."
         )
 
+    @property
+    def _names(self) -> list[str]:
+        return [metric.name for metric in self._metric_names.known]
+
+    def _unknown_metrics(self) -> list[tuple[str, bool]]:
+        return sorted((metric.name, metric.is_mean) for metric in self._metric_names.unknown)
+
     def abandon(self) -> None:
         """Undo what an unfinished attempt has left: only committed steps count."""
-        self._buffers.compare()
-        self._buffers.restore()
+        self._buffers.reset()
 
     def _share_births(self, global_step: int) -> None:
         """Give every worker the buffers that virtual nodes have made; the step is replayed with them."""
-        mine = {name: (birth.node, birth.tensor, birth.persistent) for name, birth in self._buffers.born.items()}
+        mine = {
+            name: (birth.node, birth.tensor, birth.persistent, birth.tensor.device.type == "cpu")
+            for name, birth in self._buffers.born.items()
+        }
         births: dict[str, Birth] = {}
         for theirs in self._peers.exchanged("step", global_step, mine):
-            for name, fields in theirs.items():
-                births[name] = min((Birth(*fields), *([births[name]] if name in births else [])), key=lambda b: b.rank)
+            for name, (node, tensor, persistent, on_host) in theirs.items():
+                birth = Birth(node, tensor if on_host else tensor.to(self._parts.device), persistent)
+                births[name] = min((birth, *([births[name]] if name in births else [])), key=lambda b: b.rank)
         self.abandon()
         self._buffers.adopt(births)
-        self._reduction.buffer_sums.adopt()
+        self._adopt_buffers()
 
-    def _attempt(self, attempt: _Attempt, feed: Feed) -> Tensor:
+    def _attempt(self, attempt: Attempt, feed: Feed) -> Tensor:
         batch = attempt.batch
         self.abandon()  # the last attempt may have ended in the middle of a virtual node
+        if self._shards is not None:
+            self._shards.settle()
         # Compared while the waves run, before anything is reduced: no extra round trip.
-        arguments = derive(0, self._settings.trainer, batch.epoch, batch.step, batch.order, self._reduction.signature)
+        where = (batch.epoch, batch.step, batch.order)
+        arguments = derive(0, self._settings.trainer, self._settings.phase, *where, self._reduction.signature)
         calls = self._peers.announce("step", attempt.global_step, arguments)
         by_value = attempt.number == 0 and (self._steps == 0 or self._audit is not None)
         self._untouched = Untouched(self._model, self._parameters, by_value=by_value)
-        self._buffers.born = {}
+        self._buffers.born, self._metric_names.unknown = {}, set()
         busy = [node for node in self._peers.nodes(self._settings.virtual_nodes) if len(batch.shards[node])]
+        self._met = None
         if self._audit is not None:
-            self._rehearse(attempt, feed)
-        self._reduction.begin(self._peers.group)
-        mine: dict[int, NodeScalars] = {}
-        for node in busy:
-            mine[node] = self._run_node(attempt, node, feed, calls.check if node == busy[-1] else None)
-        if not busy:
-            calls.check()
+            self._note_errors(attempt, self._settings.virtual_nodes, lambda: self._rehearse(attempt, feed))
+        self._reduction.begin(self._peers.group, self._waves(batch))
+        readback, reports = Readback(), list[NodeReport]()
+
+        def run_nodes() -> None:
+            for node in busy:
+                is_first_to_send = node == busy[0 if self._reduction.is_sharded else -1]
+                check = calls.check if is_first_to_send else None
+                reports.append(self._run_node(attempt, node, feed, readback, check))
+
+        self._note_errors(attempt, 0, run_nodes)
+        # Whoever has met an error sends what it has, since the others wait for that; it comes out with the scalars.
+        calls.check()
         self._reduction.flush()
-        if self._audit is not None:
+        if self._audit is not None and self._all_ran():
             self._audit.compare(attempt.global_step, self._peers.group)
+            attempt.accumulator = self._audit.hash_accumulator(self._reduction)
+        return self._reduced(attempt, reports, readback)
+
+    def _note_errors(self, attempt: Attempt, order: int, run: Callable[[], None]) -> None:
+        """Have *run* run virtual nodes, and note the error of one. Those of a lower *order* count first."""
+        try:
+            run()
+        except (PeerLostError, CollectiveError):
+            raise
+        except Exception as error:
+            place = f"step {attempt.global_step}, virtual node {self._node}"
+            self._met = Met(error, place, self._peers.membership.device, order + self._node)
+
+    def _all_ran(self) -> bool:
+        """Whether no worker has met an error."""
+        met = torch.tensor([self._met is not None], dtype=torch.int64)
+        if self._peers.group is not None:
+            self._peers.group.max(met).wait()
+        return not bool(met)
+
+    def _reduced(self, attempt: Attempt, reports: list[NodeReport], readback: Readback) -> Tensor:
+        """The scalars of all workers' virtual nodes, once this worker holds all sums."""
+        measured = self._reduction.measure(readback)
+        means = bool(reports) and all(report.is_mean for report in reports)
+        attempt.is_divided = means and not self._reduction.is_sharded
+        if attempt.is_divided:  # the weight of all is known, and so the norm can be read with the rest
+            squares = self._reduction.divide(1.0 if self._reduction.normalises else float(attempt.batch.examples))
+            attempt.squares = readback.number(squares) if squares is not None else None
+        if self._peers.group is not None:
+            self._peers.group.settle()
+        readback.read()
+        values = measured()
+        mine: dict[int, NodeScalars] = {}
+
+        def read_reports() -> None:
+            # A virtual node that has failed has left no report.
+            for report, unclean in zip(reports, values.unclean, strict=self._met is None):
+                self._node = report.node
+                mine[report.node] = report.scalars(unclean)
+
+        self._note_errors(attempt, 0, read_reports)
         faults.reach("before the scalars")
         # Last, and only by a worker that holds all sums: whoever completes this knows that everyone holds them.
-        return reduce_scalars(mine, self._reduction.peaks(), self._settings.virtual_nodes, self._peers.group)
+        return reduce_scalars(
+            mine if self._met is None else None,
+            values.peaks,
+            self._settings.virtual_nodes,
+            self._names,
+            self._peers.group,
+        )
 
-    def _rehearse(self, attempt: _Attempt, feed: Feed) -> None:
+    def _waves(self, batch: GlobalBatch) -> list[int]:
+        """How many virtual nodes of *batch* each worker runs, in the order of their ranks."""
+        membership = self._peers.membership
+        mapping = membership.mapping(self._settings.virtual_nodes)
+        return [sum(len(batch.shards[n]) > 0 for n in mapping.nodes_of(device)) for device in membership.devices]
+
+    def _rehearse(self, attempt: Attempt, feed: Feed) -> None:
         """Run the next worker's virtual nodes in the opposite order, for the audit to compare."""
         assert self._audit is not None
         membership = self._peers.membership
         following = membership.devices[(membership.devices.index(membership.device) + 1) % len(membership.devices)]
         nodes = membership.mapping(self._settings.virtual_nodes).nodes_of(following)
-        self._reduction.begin(self._peers.group)
+        self._reduction.begin(self._peers.group, self._waves(attempt.batch))
         self._audit.rehearsal()
         for node in reversed(nodes):
             if len(attempt.batch.shards[node]):
-                self._run_node(attempt, node, feed, None)
+                self._run_node(attempt, node, feed, Readback(), None)
         self.abandon()
         self._buffers.born = {}
         self._audit.performance()
 
     def _run_node(
-        self, attempt: _Attempt, node: int, feed: Feed, before_sending: Callable[[], None] | None
-    ) -> NodeScalars:
+        self,
+        attempt: Attempt,
+        node: int,
+        feed: Feed,
+        readback: Readback,
+        before_sending: Callable[[], None] | None,
+    ) -> NodeReport:
+        self._node = node
         self._pace.begin()
-        shard = feed.take(attempt.request(node))
+        held, examples = accelerators.allocated_bytes(self._parts.device), len(attempt.batch.shards[node])
         self._buffers.restore()
-        reseed(derive(self._settings.seed, "node", attempt.global_step, node))
         self._reduction.begin_node(last=before_sending is not None)
         if self._audit is not None:
             self._audit.begin_node(self._reduction, node)
         try:
+            shard = feed.take(attempt.request(node))
+            reseed(derive(self._settings.seed, "node", attempt.global_step, node))
             faults.reach("forward")
             if self._steps == 0:
                 self._replays.loaded(node, shard.batch)
-            watch = self._bystanders.watched(attempt.global_step, node) if self._steps == 0 else nullcontext()
-            with watch:
+            watch = self._undeclared.watched(attempt.global_step, node) if self._steps == 0 else nullcontext()
+            with watch, self._peers.inside("loss_fn"):
                 loss = read_loss(self._settings.loss_fn(self._model, shard.batch), shard.examples)
+            if loss.is_mean:
+                check_rows(shard.batch, shard.examples, drawn=shard.is_drawn)
             self._untouched.check_forward(attempt.global_step)
             if before_sending is not None:
-                asked = time.perf_counter()
-                before_sending()
-                self._pace.excuse(time.perf_counter() - asked)
+                with self._pace.excused():
+                    before_sending()
             self._backward(loss, shard, attempt.batch.examples)
         except (MemoryError, RuntimeError, ValueError) as error:
-            if (advice := _lone_example_advice(node, shard.examples, attempt.global_step, error)) is not None:
-                raise ConfigError(advice) from error
-            if is_out_of_memory(error):
-                raise DeviceMemoryError(_memory_advice(node, shard.examples, attempt.global_step, error)) from error
-            if "backward through the graph a second time" in str(error):
-                raise HiddenStateError(_graph_advice(node, attempt.global_step)) from error
+            # After any other error of a device, that look may fail and hide it.
+            use = MemoryUse.of(self._parts.device, held or 0) if is_out_of_memory(error) else None
+            if (reason := explained(error, node, examples, attempt.global_step, use)) is not None:
+                raise reason from error
             raise
         self._untouched.check_node(attempt.global_step)
         if self._steps == 0:
             self._replays.ran(node)
         self._buffers.compare()
         born = self._buffers.end_node(node)
-        integers = self._buffers.integers()
-        unclean = self._reduction.end_node(shard.examples)
+        integers = readback.integers(self._buffers.integers().reshape(1))
+        self._reduction.end_node(shard.examples)
         self._pace.end_wave(shard.examples, attempt.global_step)
-        total = float(loss.total.detach()) * (shard.examples if loss.is_mean else 1)
-        return NodeScalars(total, loss.weight, shard.ids, integers, unclean, loss.is_mean, born)
+        weight = readback.number(loss.weight) if isinstance(loss.weight, Tensor) else loss.weight
+        total = readback.number(loss.total)
+        unnamed = self._metric_names.note(loss.metrics)
+        metrics = {report.metric.name: report.later(readback) for report in loss.metrics}
+        return NodeReport(
+            node, shard.examples, shard.ids, loss.is_mean, total, weight, integers, born, unnamed, metrics
+        )
 
-    def _backward(self, loss: Loss, shard: Shard, examples: int) -> None:
+    def _backward(self, loss: NodeLoss, shard: Shard, examples: int) -> None:
         total, factor = loss.total, 1.0
         if loss.is_mean:
             factor = shard.examples / examples if self._reduction.normalises else float(shard.examples)
@@ -249,158 +367,34 @@ class StepRunner:
         else:
             self._reduction.begin_backward()
             total = total * factor if loss.is_mean else total
-        (self._scaler.scale(total) if self._scaler is not None else total).backward()
+        self._settings.backward(self._scaler.scale(total) if self._scaler is not None else total)
 
-    def _finish(self, attempt: _Attempt, scalars: StepScalars) -> float | None:
+    def _finish(self, attempt: Attempt, scalars: StepScalars) -> float | None:
         """Set gradients and buffers to those of the step; return the gradient's norm if it came for free."""
         self._buffers.restore()
         means = all(node.is_mean for node in scalars.nodes.values())
         weight = 1.0 if means and self._reduction.normalises else scalars.weight
-        norm = self._reduction.finish(scalars.peaks, weight, attempt.batch.examples)
-        if self._must_be_finite and norm is not None and not math.isfinite(norm):
-            raise NonFiniteError(
-                f"in step {attempt.global_step}, the gradient's norm is {norm}, although all virtual nodes' gradients "
-                f"are finite: divided by the summed weight of {weight:.3g}, they leave the range of their type. "
-                + _NON_FINITE_ADVICE
-            )
+        if not attempt.is_divided:
+            squares = self._reduction.divide(weight)
+            attempt.squares = (lambda: float(squares)) if squares is not None else None
+        self._reduction.finish(scalars.peaks, attempt.batch.examples)
+        norm = self._reduction.norm(attempt.squares()) if attempt.squares is not None else None
+        self._checks.check_norm(attempt.global_step, norm, weight)
         return norm
 
-    def _commit(
-        self, attempt: _Attempt, scalars: StepScalars, norm: float | None, accumulator: str | None
-    ) -> StepResult:
-        if self._settings.mixed and norm is not None:
-            norm = self._leads(norm, attempt.global_step)
+    def _commit(self, attempt: Attempt, scalars: StepScalars, norm: float | None, *, update: bool) -> StepResult:
+        if norm is not None:
+            norm = self._update.agreed(norm, attempt.global_step)
         seed = self._settings.seed
         reseed(derive(seed, "update", attempt.global_step))  # some optimizers draw noise
         faults.reach("optimizer")
         self._pace.begin()
-        norm = self._update(norm, attempt.global_step)
+        if update:
+            norm = self._update.make(norm, attempt.global_step)
         self._pace.end_update(len(self._peers.membership.devices))
         faults.reach("after the commit")
         ids = tuple(node.ids for node in scalars.nodes.values())
-        return StepResult(scalars.total / scalars.weight, norm, ids, attempt.number + 1, accumulator)
-
-    def _leads(self, value: float, global_step: int) -> float:
-        """The lead's *value*, to the bit."""
-        bits = int.from_bytes(struct.pack("<d", value), "little", signed=True)
-        shared = self._peers.from_lead("step", global_step, lambda: bits)
-        return float(struct.unpack("<d", shared.to_bytes(8, "little", signed=True))[0])
-
-    def _update(self, norm: float | None, global_step: int) -> float | None:
-        limit = self._settings.clip_grad_norm
-        if self._scaler is not None:
-            scale = self._scaler.get_scale()
-            self._scaler.unscale_(self._optimizer)
-            norm = None if norm is None else norm / scale
-        if limit is not None:
-            gradients = [parameter.grad for parameter in self._reduction.parameters if parameter.grad is not None]
-            if norm is None:
-                norm = float(torch.nn.utils.get_total_norm(gradients))
-                norm = self._leads(norm, global_step) if self._settings.mixed else norm
-            _clip(gradients, limit, norm)
-        if self._scaler is not None:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        else:
-            self._optimizer.step()
-        return norm
-
-    def _check(self, global_step: int, scalars: StepScalars) -> None:
-        if scalars.weight == 0:
-            raise LossError(
-                f"the weights of step {global_step} add up to 0, so there is no mean to take. Does loss_fn mask out "
-                "every token of the batch?"
-            )
-        first, *others = scalars.nodes.items()
-        for node, report in others:
-            if report.integers != first[1].integers:
-                raise HiddenStateError(self._integer_advice(global_step, first[0], node))
-            if report.is_mean != first[1].is_mean:
-                raise LossError(
-                    f"in step {global_step}, loss_fn returned a mean for one of virtual nodes {first[0]} and {node} "
-                    "and (total, weight) for the other. It must always return the same kind."
-                )
-        if self._must_be_finite:
-            for node, report in scalars.nodes.items():
-                self._check_finite(global_step, node, report)
-            if (name := self._reduction.not_finite(scalars.peaks)) is not None:
-                raise NonFiniteError(
-                    f"in step {global_step}, the gradient of {name!r} has values that are not finite. "
-                    + _NON_FINITE_ADVICE
-                )
-
-    def _check_finite(self, global_step: int, node: int, report: NodeScalars) -> None:
-        if math.isfinite(report.total) and not report.unclean:
-            return
-        what = (
-            f"the gradient of {self._reduction.names[report.unclean - 1]!r} has values that are not finite"
-            if math.isfinite(report.total)
-            else f"the loss is {report.total}"
-        )
-        raise NonFiniteError(
-            f"in step {global_step}, virtual node {node}, {what}. Look at that shard. {_NON_FINITE_ADVICE}"
-        )
-
-    def _integer_advice(self, global_step: int, one: int, other: int) -> str:
-        names = [self._buffers.all[i].name for i in self._buffers.changed if not self._is_float(i)]
-        return (
-            f"in step {global_step}, virtual nodes {one} and {other} left different values in an integer buffer "
-            f"({', '.join(names) or 'of another worker'}). Virtual nodes run as if at the same time, so an integer "
-            "can't be averaged: make it depend on the step alone, or use a floating point buffer."
-        )
-
-    def _is_float(self, index: int) -> bool:
-        return self._buffers.all[index].tensor.is_floating_point()
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """One try at a step; a replay is another."""
-
-    batch: GlobalBatch
-    global_step: int
-    number: int
-
-    def request(self, node: int) -> Request:
-        return Request(self.batch.epoch, self.batch.step, node, self.number, self.batch.shards[node])
-
-
-def _clip(gradients: list[Tensor], limit: float, norm: float) -> None:
-    factor = limit / (norm + 1e-6)
-    if gradients and not factor >= 1.0:
-        torch._foreach_mul_(gradients, factor)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether *error* means that memory has run out, on a CPU or an accelerator."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "can't allocate memory" in str(error) or "out of memory" in str(error)
-
-
-def _graph_advice(node: int, global_step: int) -> str:
-    return (
-        f"in step {global_step}, the loss of virtual node {node} depends on a graph whose backward has run already: on "
-        "something that an earlier call of loss_fn has computed and kept (a hidden state, a cached output, a sum of "
-        "losses), or on a loss whose backward() loss_fn has called itself. Detach what is kept; virtual nodes run as "
-        "if at the same time, so that one can't use what another has left."
-    )
-
-
-def _lone_example_advice(node: int, examples: int, global_step: int, error: BaseException) -> str | None:
-    """What to do about batch norm's refusal of a shard without a variance, if *error* is that."""
-    if examples != 1 or "more than 1 value per channel" not in str(error):
-        return None
-    return (
-        f"in step {global_step}, virtual node {node} has one example only, and batch norm can't take a variance of "
-        "it. If that is what is left over at the end of an epoch: drop_last=True, or another batch_size. If every node "
-        "has one example: fewer virtual nodes, or a larger batch."
-    )
-
-
-def _memory_advice(node: int, examples: int, global_step: int, error: BaseException) -> str:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return (
-        f"out of memory in step {global_step}, virtual node {node} with {examples} example(s): {reason}. A device "
-        "holds one virtual node at a time, so more virtual nodes (smaller ones) need less memory for the same batch."
-    )
+        metrics = self._metric_names.combined(node.metrics for node in scalars.nodes.values())
+        loss = scalars.total / scalars.weight
+        phase = self._settings.phase
+        return StepResult(loss, norm, ids, attempt.number + 1, attempt.accumulator, metrics, phase)

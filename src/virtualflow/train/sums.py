@@ -6,6 +6,7 @@ by what one of them saw.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -14,8 +15,17 @@ from torch import Tensor
 from virtualflow.core import grid
 from virtualflow.core.grid import Grid
 from virtualflow.errors import NonFiniteError
-from virtualflow.train.accumulate import PLAIN, Accumulator
+from virtualflow.train.accumulate import PLAIN, accumulator
+from virtualflow.train.readback import Later, Readback
 from virtualflow.train.scalars import peak_value
+from virtualflow.train.square_tree import scaled_norm
+
+_MIDDLE = (2.0**-900, 2.0**1000)  # sums of squares in between have lost nothing below or above
+
+
+def in_range(squares: float) -> bool:
+    """Whether a sum of squares has lost nothing to the range of float64."""
+    return _MIDDLE[0] < squares < _MIDDLE[1]
 
 
 class Sums:
@@ -33,8 +43,9 @@ class Sums:
         self._changed = False
         self._order: list[int] = []
         self._slot: dict[int, int] = {}
-        self._accumulator = Accumulator([])
+        self._accumulator = accumulator([])
         self._unlisted: dict[int, int] = {}
+        self._unlisted_odd: list[int | None] = []  # the first one of each virtual node that was not finite
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Sum *tensors* from the next ``begin`` on. What was summed before under the same name keeps its grid."""
@@ -63,12 +74,13 @@ class Sums:
     def begin(self) -> bool:
         """Forget all sums; return whether other tensors may take part than last time."""
         self._unlisted.clear()
+        self._unlisted_odd.clear()
         changed, self._changed = self._changed, False
         if changed:
             listed = [index for index, name in enumerate(self._names) if name in self._grids]
             self._order = listed[::-1]
             self._slot = {index: slot for slot, index in enumerate(self._order)}
-            self._accumulator = Accumulator([self._tensors[index] for index in self._order])
+            self._accumulator = accumulator([self._tensors[index] for index in self._order])
         self._accumulator.clear()
         return changed
 
@@ -76,47 +88,82 @@ class Sums:
         """Where tensor *index* lies, or None if it takes no part yet."""
         return self._slot.get(index)
 
-    def add(self, index: int, value: Tensor) -> bool:
-        """Add what a virtual node produced for tensor *index*; return whether all of it was finite."""
+    def begin_node(self) -> None:
+        """What is added from now on is another virtual node's."""
+        self._accumulator.begin_node()
+        self._unlisted_odd.append(None)
+
+    def add(self, index: int, value: Tensor, factor: float = 1.0) -> None:
+        """Add what a virtual node produced for tensor *index*, times *factor*."""
         slot = self._slot.get(index)
         if slot is None:
-            # Only measured: the step will be replayed with this tensor taking part.
-            measure = Accumulator([value])
-            clean = measure.add(0, value, PLAIN)
-            self._unlisted[index] = max(self._unlisted.get(index, -1), *measure.peaks())
-            return clean
+            self._measure(index, value, factor)
+            return
         constant = self._grids[self._names[index]].constant if self._exact else PLAIN
-        return self._accumulator.add(slot, value, constant)
+        self._accumulator.add(slot, value.to(self._accumulator.sums.device), constant, factor)
+
+    def _measure(self, index: int, value: Tensor, factor: float) -> None:
+        """The step will be replayed with this tensor taking part."""
+        measure = accumulator([value])
+        measure.begin_node()
+        measure.add(0, value, PLAIN, factor)
+        if bool(measure.unclean().any()) and self._unlisted_odd[-1] is None:
+            self._unlisted_odd[-1] = index
+        self._unlisted[index] = max(self._unlisted.get(index, -1), int(measure.peaks))
 
     def complete(self, slots: range) -> Tensor:
         """The part of the buffer that holds *slots*, ready to be all-reduced."""
         return self._accumulator.complete(slots)
 
-    def peaks(self) -> list[int]:
+    def peaks(self, readback: Readback) -> Later[list[int]]:
         """For each tensor the bits of its largest addend on this worker, or -1."""
-        peaks = [-1] * len(self._tensors)
-        for index, peak in zip(self._order, self._accumulator.peaks(), strict=True):
-            peaks[index] = peak
-        for index, peak in self._unlisted.items():
-            peaks[index] = peak
+        listed = readback.integers(self._accumulator.peaks)
+
+        def peaks() -> list[int]:
+            peaks = [-1] * len(self._tensors)
+            for index, peak in zip(self._order, listed(), strict=True):
+                peaks[index] = peak
+            return [self._unlisted.get(index, peak) for index, peak in enumerate(peaks)]
+
         return peaks
+
+    def unclean_tensors(self, readback: Readback) -> Later[list[int]]:
+        """Those of which an addend was not finite on this worker, and those that take no part yet."""
+        flags = readback.integers(self._accumulator.unclean().any(0))
+        return lambda: [*(self._order[slot] for slot, flag in enumerate(flags()) if flag), *self._unlisted]
+
+    def unclean(self, readback: Readback) -> Later[list[int]]:
+        """For each virtual node 1 + the first tensor that was not finite, as backward goes, or 0."""
+        flags = readback.integers(self._accumulator.unclean().flatten())
+
+        def unclean() -> list[int]:
+            values, count = flags(), len(self._order)
+            nodes = [values[node * count : (node + 1) * count] for node in range(len(self._unlisted_odd))]
+            return [
+                1 + (self._order[slots.index(1)] if 1 in slots else odd if odd is not None else -1)
+                for slots, odd in zip(nodes, self._unlisted_odd, strict=True)
+            ]
+
+        return unclean
 
     def accept(self, peaks: list[int]) -> bool:
         """Whether these sums are right, given the *peaks* over all workers; else move the grids for the replay."""
-        right = True
+        moved = self.misfits(peaks)
+        self._changed = self._changed or any(name not in self._grids for name in moved)
+        self._grids |= moved
+        return not moved
+
+    def misfits(self, peaks: list[int]) -> dict[str, Grid]:
+        """The grids that these *peaks* do not fit, or that have not been there, as they should be."""
+        moved = {}
         for index, bits in enumerate(peaks):
             if bits < 0:
                 continue
             name, peak = self._names[index], peak_value(bits)
             self._check_range(name, peak)
-            if name not in self._grids:
-                self._grids[name] = self._grid_for(index, peak)
-                self._changed = True
-                right = False
-            elif self._moves(index) and not self._fits(index, peak):
-                self._grids[name] = self._grid_for(index, peak)
-                right = False
-        return right
+            if name not in self._grids or (self._moves(index) and not self._fits(index, peak)):
+                moved[name] = self._grid_for(index, peak)
+        return moved
 
     def commit(self, peaks: list[int]) -> None:
         """Move the grids to where the next step is likely to need them."""
@@ -127,13 +174,19 @@ class Sums:
                     self._grids[name], peak_value(bits), self._virtual_nodes, self._lowest(index)
                 )
 
-    def finish(self, index: int, weight: float) -> Tensor:
-        """The sum of tensor *index* divided by *weight*."""
-        return self._accumulator.finish(self._slot[index], weight)
+    def divide(self, weight: float, *, squares: bool = False) -> Tensor | None:
+        """Divide all sums by *weight*; return the sum of the *squares* of what they become, if asked for."""
+        return self._accumulator.divide(weight, squares=squares)
 
-    def norm(self) -> float:
-        """The 2-norm of all finished sums."""
-        return self._accumulator.norm()
+    def result(self, index: int) -> Tensor:
+        """What ``divide`` has made of the sum of tensor *index*."""
+        return self._accumulator.result(self._slot[index])
+
+    def norm(self, squares: float) -> float:
+        """The 2-norm of all results, whose *squares* have that sum."""
+        if in_range(squares):
+            return math.sqrt(squares)
+        return scaled_norm([self._accumulator.flat_result(slot) for slot in range(len(self._accumulator.slots))])
 
     def _moves(self, index: int) -> bool:
         return self._exact and self._tensors[index].is_floating_point()

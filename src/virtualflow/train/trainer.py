@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import gc
 import time
-import warnings
-import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +13,37 @@ import torch
 from torch import nn
 
 from virtualflow.core.seeds import derive
-from virtualflow.core.sharding import Epoch, GlobalBatch, Sampler, node_sizes
-from virtualflow.errors import CheckpointError, ConfigError
-from virtualflow.train import (
-    allocator,
-    checkpoint,
-    checks,
-    committed,
-    inference,
-    other_optimizers,
-    preparation,
-    run_facts,
-    solo,
-)
-from virtualflow.train.audit import Audit
+from virtualflow.core.sharding import GlobalBatch, Sampler
+from virtualflow.errors import ConfigError
+from virtualflow.loggers import Tool
+from virtualflow.train import assembly, checkpoint, checks, inference, other_optimizers, preparation, run_facts, solo
 from virtualflow.train.boundary import Boundary
-from virtualflow.train.buffers import Buffers
-from virtualflow.train.bystanders import Bystanders
-from virtualflow.train.committed import Live
-from virtualflow.train.data import Collate, Dataset, Feed, length_of
+from virtualflow.train.comparisons import Comparisons
+from virtualflow.train.data import Collate, Dataset
 from virtualflow.train.early_results import Recorded
-from virtualflow.train.instruments import Engine, Instruments
+from virtualflow.train.entrance import Entrance
+from virtualflow.train.instruments import Engine, Instruments, MakesSteps
 from virtualflow.train.journal import Journal
-from virtualflow.train.loading import Loading, requests
+from virtualflow.train.loading import Data, Loading
+from virtualflow.train.open_pass import OpenPass
+from virtualflow.train.passes import Passes
 from virtualflow.train.peers import Peers
+from virtualflow.train.phases import LossFn, all_optimizers, as_module, check_phase, phases_of
 from virtualflow.train.position import Loop, Position
-from virtualflow.train.reduction import ExactReduction, FastReduction
-from virtualflow.train.replicas import Replicas
-from virtualflow.train.samples import Samples
+from virtualflow.train.resuming import Resuming
 from virtualflow.train.saving import Checkpoints
-from virtualflow.train.seeding import generators_kept, reseed, seeded
-from virtualflow.train.settings import Settings
-from virtualflow.train.state import Parts, digest, named_parameters
-from virtualflow.train.step import LossFn, StepRunner, StepSettings
-from virtualflow.train.variables import MOST_NAMED, Variables
-
-COMPARE_EVERY = 100  # steps, on mixed device types
+from virtualflow.train.seeding import reseed, seeded
+from virtualflow.train.sharded.collection import job_digest
+from virtualflow.train.sharded.shards import Shards
+from virtualflow.train.shared_calls import SharedCalls
+from virtualflow.train.stages.cell_runs import StageLoss
+from virtualflow.train.stages.stage_cut import Stages
+from virtualflow.train.stages.staged_inference import StagedInference
+from virtualflow.train.stages.staging import StagedEngine, Staging, refuse_without_stages
+from virtualflow.train.state import Parts
+from virtualflow.train.step_metrics import StepLoss
+from virtualflow.train.step_settings import StepSettings
+from virtualflow.train.undeclared_state import UndeclaredState
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,98 +58,173 @@ class EpochReport:
 class Trainer:
     """Trains *model* with a global batch that is split over a fixed number of virtual nodes.
 
-    ``loss_fn(model, batch)`` returns the mean loss over the batch's examples, or ``(total, weight)``.
-    *virtual_nodes* is their number, or their sizes. Everything that the result depends on is an argument here; on how
+    ``loss_fn(model, batch)`` returns the mean loss over the batch's examples, or ``(total, weight)``; with metrics as
+    ``(loss, {"accuracy": (right, examples)})`` or as a ``vf.Loss``.
+    *batch_size* is one number, or a curriculum: from which epoch on it is which, as in ``{0: 64, 10: 128}``.
+    *virtual_nodes* is their number, or their sizes.
+
+    A model that is larger than a device is given as *stages* instead, functions that build its parts. Then
+    ``loss_fn(output, batch)`` gets the last one's output, and ``optimizer(params)`` makes an optimizer. *tied* names
+    weights that are another stage's, *copies* says on how many devices each stage is kept, *pipeline* is "1f1b" or
+    "gpipe", and with *recompute* activations are computed twice instead of kept.
+
+    ``sharding="state"`` divides the optimizer's state and the sums among the devices, with *copies* of each part.
+
+    Everything that the result depends on is an argument here; on how
     many devices it runs is not among them.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loss_fn: LossFn,
+        model: nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module] | None = None,
+        optimizer: Any = None,
+        loss_fn: LossFn | StageLoss | None = None,
         *,
-        batch_size: int,
+        stages: Stages | None = None,
+        tied: Mapping[str, str] | None = None,
+        pipeline: str = "1f1b",
+        recompute: bool = False,
+        sharding: str = "none",
+        copies: int = 2,
+        batch_size: int | Mapping[int, int],
         virtual_nodes: int | Sequence[int],
         state: Any = (),
         reduction: str = "exact",
         seed: int | None = None,
         clip_grad_norm: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
+        on_gradients: Callable[[nn.Module], None] | None = None,
         on_nan: str = "raise",
+        backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
         collate_fn: Collate | None = None,
         sampler: Sampler | torch.utils.data.Sampler[int] | None = None,
         drop_last: bool = False,
         loader_workers: int | None = None,
+        on_step: Callable[[Trainer, StepLoss], object] | Sequence[Callable[[Trainer, StepLoss], object]] = (),
+        loggers: Sequence[Tool] = (),
     ) -> None:
-        self._membership = solo.current()
+        self._membership = membership = solo.current()
         state = tuple(state) if isinstance(state, list | tuple) else (state,)
-        planned = preparation.planned_sizes(self._membership.job, batch_size)
-        self._sizes = planned or node_sizes(batch_size, virtual_nodes)
-        self._membership.mapping(len(self._sizes))  # refuses too many devices before anything else is done
+        instruments: Instruments = membership.job.instruments or Instruments()
+        schedule = preparation.batch_schedule(membership.job, batch_size, virtual_nodes, instruments)
+        sizes = schedule.at(0)
+        membership.mapping(len(sizes))  # refuses too many devices before anything else is done
         checks.check_choices(reduction, on_nan, loader_workers, clip_grad_norm)
+        staging = None
+        if stages is not None:
+            refused = {
+                "a model": model is not None,
+                "reduction='fast'": reduction != "exact",
+                "state=": bool(state),
+                "grad_scaler=": grad_scaler is not None,
+                "on_gradients=": on_gradients is not None,
+                "backward=": backward is not torch.Tensor.backward,
+                "sharding=": sharding != "none",
+            }
+            given = (stages, tied or getattr(stages, "tied", {}), optimizer, loss_fn, copies, pipeline, recompute)
+            staging = Staging.of(*given, refused, membership.job)
+            model, phases = nn.Module(), {}
+        else:
+            given_alone = {"tied=": bool(tied), "recompute=": recompute, "pipeline=": pipeline != "1f1b"}
+            refuse_without_stages(membership.job, given_alone)
+            checks.check_sharding(sharding, copies, reduction, optimizer, on_gradients, membership.job)
+            model, phases = as_module(model), phases_of(optimizer, loss_fn)
+        optimizers = all_optimizers(phases)
         checks.check_model(model)
-        checks.check_optimizer(optimizer, model)
-        checks.check_state(state, optimizer)
+        checks.check_optimizers(optimizers, model)
+        checks.check_state(state, optimizers)
         if reduction == "exact":
-            checks.check_compiled(model, self._sizes, loss_fn)
-        self._device = preparation.prepare_device(self._membership, model, reduction)
-        self._peers = Peers.of(self._membership)
-        self._peers.trainers += 1
-        self._number = self._peers.trainers
-        self._recorded = Recorded(self._membership)
-        self._seed = self._agreed_seed(seed, derive(0, reduction, on_nan, repr(self._sizes), repr(seed)))
-        preparation.share_initial_model(self._peers, model)
-        self._loading = Loading(self._sizes, self._seed, self._device, collate_fn, sampler, drop_last, loader_workers)
-        self._instruments: Instruments = self._membership.job.instruments or Instruments()
-        self._pace = self._instruments.pace()
+            checks.check_compiled(model, schedule.all_sizes, [phase.loss_fn for phase in phases.values()])
         parts = Parts(model, state)
-        buffers = Buffers(parts)
-        kind = ExactReduction if reduction == "exact" else FastReduction
-        reducer = kind(named_parameters(model), buffers, len(self._sizes))
-        settings = Settings(parts, optimizer, state)
-        other_optimizers.declare((optimizer, *state))
-        self._live = Live(
-            parts,
-            optimizer,
-            reducer,
-            buffers,
-            settings,
-            state,
-            grad_scaler,
-            Samples(),
-            Variables(parts, (optimizer, grad_scaler, *state)),
+        device = preparation.prepare_device(membership, parts, (*optimizers, *state), reduction)
+        self._peers = peers = Peers.of(membership)
+        peers.trainers += 1
+        number = peers.trainers
+        self._recorded = Recorded(membership)
+        arguments = derive(0, reduction, on_nan, repr(schedule), repr(seed))
+        self._seed = preparation.agreed_seed(peers, self._recorded, seed, arguments)
+        if staging is None:
+            preparation.share_initial_model(peers, model)
+        self._loading = Loading(schedule, self._seed, device, collate_fn, sampler, drop_last, loader_workers)
+        self._pace = instruments.pace(device)
+        shards = Shards(model, optimizers, copies, peers) if sharding == "state" else None
+        peers.may_leave_early = peers.may_leave_early and shards is None
+        self._live = assembly.live_state(
+            parts, optimizers, state, grad_scaler, reduction, phases, len(sizes), shards, peers
         )
-        self._bystanders = Bystanders(loss_fn, parts, state)
-        self._runner = StepRunner(
-            parts,
-            optimizer,
-            reducer,
-            buffers,
-            StepSettings(
-                loss_fn, self._seed, len(self._sizes), self._number, clip_grad_norm, on_nan, self._membership.job.mixed
-            ),
-            grad_scaler,
-            self._peers,
-            Audit() if self._membership.job.audit else None,
-            self._pace,
-            self._bystanders,
+        other_optimizers.declare((*optimizers, *state))
+        undeclared = [UndeclaredState(phase.loss_fn, parts, state) for phase in phases.values()]
+        settings = partial(
+            StepSettings,
+            seed=self._seed,
+            virtual_nodes=len(sizes),
+            trainer=number,
+            clip_grad_norm=clip_grad_norm,
+            on_nan=on_nan,
+            mixed=membership.job.mixed,
+            on_gradients=on_gradients,
+            backward=backward,
         )
-        self._replicas = Replicas(self._live, self._peers, self._bystanders)
-        self._loop = Loop()
-        self._checkpoints = Checkpoints(
-            self._membership.job, self._job_facts(), self._live, self._loop, self._peers, self._recorded
+        self._runners: dict[str, MakesSteps] = {
+            **assembly.step_runners(self._live, phases.values(), undeclared, settings, peers, self._pace)
+        }
+        runs: inference.Inference | StagedInference = inference.Inference(parts, state, self._seed, peers)
+        nodes: Callable[[], Sequence[int]] = partial(peers.nodes, len(sizes))
+        if staging is not None:
+            staged = StagedEngine(
+                staging, self._live, peers, device, self._seed, len(sizes), number, clip_grad_norm, on_nan
+            )
+            self._live, self._runners, runs = staged.live, {"": staged.runner}, staged.inference
+            nodes = staged.state.nodes
+        self._on_step = (on_step,) if callable(on_step) else tuple(on_step)
+        facts = run_facts.of_job(self._seed, schedule) | (staging.facts if staging is not None else {})
+        live, self._loop = self._live, Loop()
+        self._journal = Journal(peers, number, len(sizes), loggers)
+        self._checkpoints = Checkpoints(membership.job, facts, live, self._loop, peers, self._recorded)
+        self._boundary = Boundary(live, self._loop, peers, self._recorded, self._checkpoints, self._journal)
+        comparisons = Comparisons(live, self._loop, peers, undeclared, self._journal)
+        self._resuming = Resuming(facts, live, self._loop, self._recorded, comparisons, self._journal)
+        self._entrance = Entrance(
+            number,
+            live,
+            self._loop,
+            peers,
+            self._recorded,
+            self._checkpoints,
+            self._boundary,
+            comparisons,
+            self._resuming,
+            self._journal,
         )
-        self._inference = inference.Inference(parts, state, self._seed, self._peers)
-        self._journal = Journal(self._peers, self._number, len(self._sizes))
-        self._boundary = Boundary(self._live, self._loop, self._peers, self._recorded, self._checkpoints, self._journal)
-        self._feed: Feed | None = None
-        self._announced_generation = -1  # whose shards the feed knows of
-        self._passing: Callable[[], Generator[GlobalBatch] | None] = lambda: None  # the iterator that the script has
-        self._membership.new_trainer(self._number, self._sizes, sum(p.numel() for p in parts.model.parameters()))
-        if not self._membership.joining:
-            self._check_replicas("Trainer", "at the start, although vf.seed was called")
-            self._journal.run_started(self._run_facts(reduction))
+        runner = next(iter(self._runners.values()))
+        self._passes = Passes(
+            Engine(peers, runner, self._pace, len(sizes), live, nodes, self._boundary.settle),
+            instruments,
+            self._loop,
+            self._loading,
+            self._entrance,
+            self._boundary,
+            comparisons,
+            self._checkpoints,
+            self._journal,
+        )
+        self._calls = SharedCalls(runs, self._loop, peers, self._recorded, self._loading, self._journal)
+        count = sum(p.numel() for p in model.parameters()) if staging is None else staging.parameters
+        membership.new_trainer(number, sizes, count)
+        if not membership.joining:
+            comparisons.compare("Trainer", "at the start, although vf.seed was called")
+            self._journal.run_started(
+                {
+                    **run_facts.environment(device),
+                    "reduction": reduction,
+                    **facts,
+                    "optimizer": run_facts.optimizer_settings(optimizers)
+                    if staging is None
+                    else staging.optimizer_facts,
+                    "seeded": seeded() is not None,
+                    "initial_digest": self.digest(),
+                }
+            )
 
     @property
     def is_lead(self) -> bool:
@@ -177,118 +243,53 @@ class Trainer:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs up to *count* that are still to do: after ``load``, those after the checkpoint."""
-        loop = self._loop
-        if loop.is_resumable is None:
-            loop.is_resumable = self._membership.begin_training()
-            if loop.is_resumable:
-                self._peers.keep_at_the_end = self._checkpoints.write_end_of_pass
-        self._live.variables.before_the_loop()
-        if self._membership.joining:
-            parameters = sum(parameter.nbytes for parameter in self._live.parts.parameters().values())
-            allocator.have_ready(4 * parameters)  # the state that comes, with an optimizer's, and the sums
-            self._peers.join(self._boundary.receive_state)
-        elif self._membership.job.resume_from is not None and loop.is_resumable and self.global_step == 0:
-            self.load(self._membership.job.resume_from)
-        loop.epochs = count
-        self._peers.under_way.add(self._number)
+        self._entrance.enter_loop()
+        self._loop.epochs = count
         try:
-            for epoch in range(loop.position.next_epoch, count):
-                self._begin_epoch(epoch)
+            for epoch in range(self._loop.position.next_epoch, count):
+                self._entrance.begin_epoch(epoch)
+                reseed(derive(self._seed, "epoch", epoch))
                 yield epoch
-                loop.finish_epoch()
+                self._loop.finish_epoch()
                 self._checkpoints.complete_saves()
-            if self._membership.orphaned:
-                self._boundary.stop_if_due()
+            self._boundary.stop_if_orphaned()
         finally:
-            self._peers.under_way.discard(self._number)
-            loop.leave_epochs()
-            self._recorded.leave_epochs()
+            self._entrance.leave_loop()
 
-    def _begin_epoch(self, epoch: int) -> None:
-        if (top := self._loop.begin_epoch(epoch)) is not None:
-            # What the script does at the top of this epoch starts from where it started then.
-            self._live.settings.put(top, on_the_way=True)
-        self._loop.top = self._live.settings.take_copy()
-        self._recorded.new_section()
-        reseed(derive(self._seed, "epoch", epoch))
+    def batches(self, data: Data) -> Iterator[GlobalBatch]:
+        """The global batches of this epoch: for ``step``, once each, from where the job stands.
 
-    def batches(self, dataset: Dataset) -> Iterator[GlobalBatch]:
-        """The global batches of this epoch: for ``step``, once each, from where the job stands."""
-        passing = self._batches(dataset)
-        self._passing = weakref.ref(passing)
-        return passing
+        *data* is a map-style dataset, several of them (``vf.zipped``), a stream that says how many examples it has, or
+        a DataLoader, whose batches are then the global ones.
+        """
+        return self._passes.batches(lambda: self._loading.source(data))
 
-    def _batches(self, dataset: Dataset) -> Generator[GlobalBatch]:
-        self._loop.begin_pass()
-        epoch = self._loading.epoch(dataset, self._loop.position.epoch)
-        self._feed = feed = self._loading.kept_feed(dataset)
-        length = length_of(dataset, "batches")
-        self._live.samples.begin(feed, epoch.number, length)
-        self._enter_pass()
-        self._instruments.begin_pass(self._engine(feed, length))
-        first = self._loop.position.step
-        self._announced_generation = -1
-        self._journal.epoch_started(epoch, self._loop.epochs, first)
-        try:
-            for step in range(first, epoch.steps):
-                other_optimizers.watch(training=True)
-                self._loop.position.step = step  # the script may have skipped a batch
-                self._cross_boundary(epoch, step, feed)
-                reseed(derive(self._seed, "batch", epoch.number, step))
-                yield epoch.batch(step)
-            self._close_epoch(epoch)
-        finally:
-            other_optimizers.watch(training=False)
-            feed.close()
-            self._loop.finish_epoch()
+    def steps(self, count: int, data: Callable[[int], Any] | Data) -> Generator[GlobalBatch]:
+        """A number of global batches, for loops that count steps and not epochs. It takes the place of ``epochs``.
 
-    def _enter_pass(self) -> None:
-        """The script is where the job is: from here on this worker has the job's state."""
-        loop, job = self._loop, self._membership.job
-        self._live.variables.enter_pass()
-        if loop.entering is not None and loop.position.in_pass:
-            committed.put(self._live, loop.entering)
-            self._replicas.equal_at = self.global_step
-            if not job.mixed:  # their kernels round differently
-                than = "when the checkpoint was written" if loop.is_resumed else "on the other workers"
-                where = f"on device {self._membership.device} than {than}"
-                self._live.samples.check(loop.entering.get("samples", {}), where)
-        by_hand = loop.is_resumed and job.resume_from is None  # whose script has its own ways
-        if loop.entering is not None and not by_hand:
-            self._warn_of_variables(self._live.variables.missing(loop.entering.get("variables", {})))
-        if loop.entering is not None and loop.is_resumed and loop.position.step and self._is_enumerated():
-            self._journal.warn_once(
-                f"this job is resumed at step {loop.position.step} of an epoch, while enumerate(trainer.batches(...)) "
-                "counts from 0. If anything but what is printed depends on that number (a schedule, a rate), use "
-                "batch.step, which counts within the epoch, or trainer.global_step."
-            )
-        loop.enter_pass()
-        self._recorded.in_pass = True
-
-    def _is_enumerated(self) -> bool:
-        """Whether the script counts the batches by itself."""
-        return any(isinstance(holder, enumerate) for holder in gc.get_referrers(self._passing()))
-
-    def _warn_of_variables(self, lost: list[str]) -> None:
-        resumed = self._loop.is_resumed
-        how = "this job is resumed" if resumed else f"device {self._membership.device} has joined a running job"
-        names = ", ".join(map(repr, lost[:MOST_NAMED])) + (" and others" if len(lost) > MOST_NAMED else "")
-        if lost and (self.is_lead or not resumed):
-            warnings.warn(
-                f"{how}, and runs the script from the top: {names} had changed by then, and here they have not. If "
-                "what is trained, or printed, depends on them, keep them in the job: progress = vf.State(best=..., "
-                "bad=0) and vf.Trainer(..., state=[progress]); modules, schedules, lists and dicts go into state=[...] "
-                "as they are.",
-                stacklevel=4,
-            )
-
-    def step(self, batch: GlobalBatch) -> float:
-        """Train on one global batch; return its mean loss, the same on every worker."""
-        if not isinstance(batch, GlobalBatch) or self._feed is None:
+        *data* is a dataset or stream, which is passed over again and again, or a function: ``batch_fn(size)`` returns
+        a shard of *size* examples, with all generators seeded by the step and the virtual node.
+        """
+        if count < 1:
+            raise ConfigError(f"trainer.steps got {count} steps, expected at least 1")
+        if self._loop.is_resumable is not None:
             raise ConfigError(
-                f"trainer.step got a {type(batch).__name__}, expected what `for batch in trainer.batches(dataset):` "
-                "yields: indices, from which each device loads its own shards."
+                "trainer.steps comes after or within another loop of this Trainer. It must be its one loop: else "
+                "there is nothing left to do. Count all steps in one call, or use epochs and batches."
             )
+        for _ in self.epochs(1):
+            yield from self._passes.batches(lambda: self._loading.source_of_steps(data, count))
+
+    def step(self, batch: GlobalBatch, phase: str = "") -> StepLoss:
+        """Train on one global batch; return its mean loss, with other metrics of ``loss_fn``, equal on every worker.
+
+        A Trainer that has phases makes a step of the one that is named.
+        """
+        return self._step(batch, phase, update=True)
+
+    def _step(self, batch: GlobalBatch, phase: str, *, update: bool) -> StepLoss:
+        feed = self._passes.feed_of(batch)
+        check_phase(phase, self._runners)
         if not self._live.parts.model.training:
             self._journal.warn_once(
                 "trainer.step trains a model that is in eval mode: without dropout, and with batch norm's running "
@@ -297,17 +298,22 @@ class Trainer:
             )
         started = time.perf_counter()
         try:
-            result = self._runner.run(batch, self.global_step, self._feed)
+            with self._peers.noting_errors(self.global_step):
+                result = self._runners[phase].run(batch, self.global_step, feed, update=update)
         finally:
             reseed(derive(self._seed, "after", batch.epoch, batch.step))
         seconds = time.perf_counter() - started
-        self._loop.complete_step(batch.step, self._journal.step_done(self._loop.position, batch, result, seconds))
-        self._membership.tell_pace(self.global_step, self._pace.wave_seconds, self._pace.overran)
-        return result.loss
+        chain = self._journal.step_done(self._loop.position, batch, result, seconds)
+        self._loop.complete_step(batch.step, chain)
+        self._membership.report_pace(self.global_step, self._pace.wave_seconds, self._pace.overran)
+        loss = StepLoss(result.loss, result.metrics)
+        for call in self._on_step:
+            call(self, loss)
+        return loss
 
     def fit(
         self,
-        dataset: Dataset,
+        dataset: Data,
         epochs: int,
         *,
         schedule: Any = None,
@@ -334,21 +340,24 @@ class Trainer:
                 on_epoch(reports[-1])
         return reports
 
-    def evaluate(self, dataset: Dataset, metric_fn: inference.MetricFn) -> float:
-        """The mean of a metric over *dataset*; ``metric_fn(model, batch)`` returns ``(total, weight)``."""
-        with generators_kept():
-            return float(self._recorded(lambda: self._evaluate(dataset, metric_fn)))
+    def evaluate(self, dataset: Any, metric_fn: inference.MetricFn, *, name: str | None = None) -> float:
+        """The mean of a metric over *dataset*; ``metric_fn(model, batch)`` returns ``(total, weight)``.
 
-    def predict(self, dataset: Dataset, predict_fn: inference.PredictFn = inference.default_predict) -> Any:
+        It is recorded under *name*, or under that of the function.
+        """
+        name = name or getattr(metric_fn, "__name__", "evaluated").strip("<>")
+        return self._calls.evaluate(dataset, metric_fn, name)
+
+    def predict(self, dataset: Any, predict_fn: inference.PredictFn = inference.default_predict) -> Any:
         """The model's outputs for every example of *dataset*, in its order, on every worker."""
-        pass_ = inference.Pass(length_of(dataset, "predict"), self._sizes)
-        with generators_kept(), self._loading.feed(dataset) as feed:
-            packed = self._recorded(lambda: self._inference.predict(pass_, feed, predict_fn, self.global_step))
-        return inference.unpack(packed, pass_)
+        return self._calls.predict(dataset, predict_fn)
 
     def digest(self) -> str:
-        """sha256 over the model, its buffers and the optimizer's state, and over the modules in ``state=``."""
-        return digest(self._live.parts, self._live.optimizer)
+        """sha256 over the model, its buffers and the optimizer's state, and over the modules in ``state=``.
+
+        With stages or ``sharding="state"`` all workers have to call it: no one of them holds everything.
+        """
+        return job_digest(self._live, self._loop, self._peers)
 
     def save(self, path: str | Path) -> None:
         """Write the job's state, so that any number of devices can go on from it.
@@ -357,100 +366,95 @@ class Trainer:
         """
         self._recorded(lambda: self._save(Path(path)))
 
-    def load(self, path: str | Path, *, force: bool = False) -> None:
-        """Go on from a checkpoint. *force* takes the state of a job with another seed or batch into this one."""
-        path = Path(path)
-        if self._membership.joining:
-            return  # the job has long gone on from there
-        saved = checkpoint.read(path)
-        if not force:
-            checkpoint.check_same_job(path, saved["job"], self._job_facts())
-        else:
-            saved["samples"] = {}
-        if force and saved["job"].get("node_sizes") != self._job_facts()["node_sizes"]:
-            saved["grids"] = {}
-        inside = Position(**saved["position"]).is_inside
-        if inside:
-            # For the script, which may look at it. It comes once more where the loop is, after what the script does at
-            # the top of the epoch, which may give the model the form that this needs.
-            with contextlib.suppress(CheckpointError):
-                committed.put(self._live, copy.deepcopy(saved))
-        else:
-            committed.put(self._live, saved)
-        self._loop.go_to(saved, resumed=True)
-        self._recorded.replay([*saved["between"], *(saved["results"] if inside else [])])
-        self._check_replicas("load", "after load")
-        self._journal.loaded(self._loop.position, path)
-
-    def export(self, path: str | Path) -> None:
-        """Write the model's plain ``state_dict``, for use without VirtualFlow."""
-        model = getattr(self._live.parts.model, "_orig_mod", self._live.parts.model)
-        write = lambda: checkpoint.write_atomically(Path(path), model.state_dict())  # noqa: E731
-        self._recorded(lambda: self._checkpoints.write_once("export", Path(path), write))
-
-    def _agreed_seed(self, seed: int | None, arguments: int) -> int:
-        chosen = preparation.proposed_seed(self._membership.job, seed)
-        return int(self._recorded(lambda: self._peers.from_lead("Trainer", 0, lambda: chosen, arguments)))
-
-    def _engine(self, feed: Feed, examples: int) -> Engine:
-        nodes, settle = len(self._sizes), self._boundary.settle
-        return Engine(self._peers, self._runner, self._pace, feed, examples, nodes, self._live, settle)
-
-    def _run_facts(self, reduction: str) -> dict[str, Any]:
-        return {
-            **run_facts.environment(self._device),
-            "reduction": reduction,
-            **self._job_facts(),
-            "optimizer": run_facts.optimizer_settings(self._live.optimizer),
-            "seeded": seeded() is not None,
-            "initial_digest": self.digest(),
-        }
-
-    def _job_facts(self) -> dict[str, Any]:
-        sizes = self._sizes
-        return {"seed": self._seed, "batch_size": sum(sizes), "virtual_nodes": len(sizes), "node_sizes": list(sizes)}
-
-    def _cross_boundary(self, epoch: Epoch, step: int, feed: Feed) -> None:
-        self._boundary.cross(epoch, step)
-        if self._membership.job.mixed and self.global_step and self.global_step % COMPARE_EVERY == 0:
-            self._check_replicas("step", f"at step {self.global_step}")
-        if self._announced_generation != self._membership.generation:
-            feed.announce(requests(epoch, step, self._peers.nodes(len(self._sizes))))
-            self._announced_generation = self._membership.generation
-
-    def _evaluate(self, dataset: Dataset, metric_fn: inference.MetricFn) -> float:
-        pass_ = inference.Pass(length_of(dataset, "evaluate"), self._sizes)
-        with self._loading.feed(dataset) as feed:
-            value = self._inference.evaluate(pass_, feed, metric_fn, self.global_step)
-        self._journal.evaluated(self.global_step, value)
-        return value
-
     def _save(self, path: Path) -> None:
         self._checkpoints.save(path)
         self._journal.saved(self.global_step, path)
 
-    def _close_epoch(self, epoch: Epoch) -> None:
-        call = "the end of an epoch"
-        self._bystanders.check("it has changed since the first step")
-        self._check_replicas(call, f"at the end of epoch {epoch.number}")
-        value = self.digest()
-        if self._peers.has_joiners(call, self.global_step):
-            if difference := self._replicas.odd_number(call, self.global_step):
-                self._journal.warn_once(difference)
-            self._check_samples(call)
-        self._journal.regrouped(self.global_step)  # the last step of a job has no boundary after it
-        self._journal.epoch_ended(epoch, self.global_step, value)
-        self._loop.position.step = epoch.steps
-        self._checkpoints.mark_end_of_pass(value)
+    def load(self, path: str | Path, *, force: bool = False) -> None:
+        """Go on from a checkpoint. *force* takes the state of a job with another seed or batch into this one."""
+        if not self._membership.joining:  # else the job has long gone on from there
+            self._resuming.load(Path(path), force=force)
 
-    def _check_samples(self, call: str) -> None:
-        """A worker that came between two epochs has trained on the dataset that it made: is it that of the others?"""
-        if not self._membership.job.mixed:
-            mine = self._live.samples.take() if self.is_lead else {}
-            everyone = self._peers.exchanged(call, self.global_step, mine)
-            where = f"on device {self._membership.device} than on device {self._membership.devices[0]}"
-            self._live.samples.check(everyone[0], where)
+    def export(self, path: str | Path) -> None:
+        """Write the model's plain ``state_dict``, for use without VirtualFlow, and without an accelerator.
 
-    def _check_replicas(self, call: str, when: str) -> None:
-        if aligned := self._replicas.check(call, self.global_step, when):
-            self._journal.replicas_aligned(self.global_step, aligned)
+        With stages, it is that of an ``nn.ModuleList`` or ``nn.Sequential`` of them.
+        """
+        if (files := self._live.files) is not None:
+            self._recorded(lambda: files.export(Path(path), self.global_step))
+            return
+        model = getattr(self._live.parts.model, "_orig_mod", self._live.parts.model)
+        write = lambda: checkpoint.write_atomically(Path(path), checkpoint.on_host(model.state_dict()))  # noqa: E731
+        self._recorded(lambda: self._checkpoints.write_once("export", write))
+
+    # For loops that are not the Trainer's: lightning/ and transformers/ are built on these.
+
+    def enter(self) -> bool:
+        """Join or resume the job outside of ``epochs``, for a loop that is not the Trainer's; ``leave`` ends it.
+
+        Return whether the job has a past: this worker then has its state, and ``position`` says where it stands.
+        """
+        return self._entrance.enter_other_loop()
+
+    def leave(self) -> None:
+        """The loop that was entered has ended."""
+        self._boundary.stop_if_orphaned()
+        self._entrance.leave_loop()
+
+    @property
+    def position(self) -> Position:
+        """Where the job stands: *step* of *epoch* comes next, unless the epoch is finished."""
+        return replace(self._loop.position)
+
+    def open_pass(self, data: Any, epoch: int, epochs: int = 1) -> OpenPass:
+        """Pass number *epoch* of *epochs* over *data*: the batches are for a loop that has been entered."""
+        return self._passes.open(data, epoch, epochs)
+
+    def gradients(self, batch: GlobalBatch, phase: str = "") -> StepLoss:
+        """A step without its update: every parameter has the global batch's gradient in ``.grad``, on every worker.
+
+        The update is the caller's, before the next batch, and the same on all workers; clipping, too. With a
+        ``grad_scaler`` the gradients are still scaled.
+        """
+        checks.check_not_sharded(self._live.shards, "trainer.gradients")
+        return self._step(batch, phase, update=False)
+
+    def once(self, function: Callable[[], object]) -> None:
+        """Have the lead worker call *function*, such as one that writes a file; return when all know that it is done.
+
+        If the lead is lost meanwhile, the next one calls it again.
+        """
+        self._calls.once(function)
+
+    def broadcast(self, value: Any) -> Any:
+        """The lead worker's *value* on every worker: tensors, plain values, and dicts, lists and tuples of them."""
+        return self._calls.broadcast(value)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every worker's *value*, on every worker, for what some of them alone can know: as ``broadcast`` takes it.
+
+        How many there are depends on the devices: what is made of them must not.
+        """
+        return self._calls.gather(value)
+
+    def map(
+        self,
+        data: Any,
+        function: Callable[[nn.Module, Any], Any],
+        *,
+        batch_size: int | None = None,
+        collate_fn: Collate | None = None,
+    ) -> list[Any]:
+        """``function(model, batch)`` for every shard of *data*, in order, on every worker, without gradients.
+
+        Shards are those of the virtual nodes, or of *batch_size* examples each. Results are tensors and plain values.
+        """
+        return self._calls.map(data, function, batch_size, collate_fn)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a framework's own checkpoint lacks, besides model and optimizer, to go on with the same bits."""
+        return self._resuming.own_state()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned. Raises CheckpointError if it is of another job."""
+        self._resuming.put_own_state(saved)

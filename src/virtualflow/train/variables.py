@@ -1,8 +1,8 @@
 """The script's own variables, as far as its loop shows them: what a resumed job, or a worker that joins, lacks.
 
 Such a worker runs the script from the top. A variable that it has left as it was before the loop, and that had another
-value when the job was in this epoch, is one that nobody has told the job of: a best score, an average of the weights, a
-schedule, a memory. Nobody can know whether anything depends on it, so it is told, and not refused.
+value when the job was in this epoch, is one that was not declared: a best score, an average of the weights, a
+schedule, a memory. Nobody can know whether anything depends on it, so it is named, and not refused.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Variables:
         own = {id(item) for item in (self._parts, *self._declared)} | {id(module) for module in self._parts.modules()}
         own |= {id(tensor) for tensor in self._parts.parameters().values()}
         looked = _Look(own)
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for frame in _frames():
             for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
-                if not name.startswith("_") and name not in found:
+                if not name.startswith("_") and name not in values:
                     with contextlib.suppress(Exception):  # of an object that does not bear to be looked at
-                        found |= looked.at(name, value, 0)
-        return found
+                        values |= looked.at(name, value, 0)
+        return values
 
 
 class _Look:
@@ -81,11 +81,11 @@ class _Look:
     def at(self, name: str, value: Any, depth: int) -> dict[str, str]:
         """What *value* is made of, by name, in words that differ if it does."""
         if isinstance(value, _PLAIN):
-            return {} if _is_time(value) else {name: repr(value)}
+            return {} if is_time(value) else {name: repr(value)}
         if id(value) in self._seen or isinstance(value, type | ModuleType | FunctionType) or depth > _DEPTH:
             return {}
         self._seen.add(id(value))
-        kind = type(value).__module__.partition(".")[0]
+        package = type(value).__module__.partition(".")[0]
         if isinstance(value, Tensor | np.ndarray):
             return self._tensors(name, [value])
         if isinstance(value, nn.Module):
@@ -93,15 +93,15 @@ class _Look:
         if isinstance(value, _CONTAINERS):
             items = _ends(value)
             return self._tensors(name, items, len(value)) if all(map(_is_data, items)) else {}
-        if kind == "virtualflow":
+        if package == "virtualflow":
             return {}
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             return self._tensors(name, [value.state_dict()])
-        found: dict[str, str] = {}
-        if not _is_library(sys.modules.get(type(value).__module__)):
+        parts: dict[str, str] = {}
+        if not is_library(sys.modules.get(type(value).__module__)):
             for key, item in list(getattr(value, "__dict__", {}).items()):
-                found |= self.at(f"{name}.{key}", item, depth + 1)
-        return found
+                parts |= self.at(f"{name}.{key}", item, depth + 1)
+        return parts
 
     def _tensors(self, name: str, values: list[Any], length: int = 0) -> dict[str, str]:
         self._bytes += sum(getattr(value, "nbytes", 0) for value in values)
@@ -117,13 +117,15 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_library(module: ModuleType | None) -> bool:
+def is_library(module: ModuleType | None) -> bool:
+    """Whether *module* is installed, and not of the script's own."""
     file = getattr(module, "__file__", None)
     return (file is None and getattr(module, "__name__", "") != "__main__") or _is_library_file(file or "")
 
 
 def _is_library_file(name: str) -> bool:
-    return name.startswith((*_PLACES, _OURS, "<frozen"))
+    # An environment may take packages from another one, whose places sysconfig does not know.
+    return name.startswith((*_PLACES, _OURS, "<frozen")) or "/site-packages/" in name or "/dist-packages/" in name
 
 
 def _ends(value: Any) -> list[Any]:
@@ -139,5 +141,6 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, (*_PLAIN, Tensor, np.ndarray)) and not isinstance(value, torch.nn.Parameter)
 
 
-def _is_time(value: Any) -> bool:
+def is_time(value: Any) -> bool:
+    """Whether *value* looks like one that a clock gave, which differs by worker."""
     return isinstance(value, float) and (_CLOCK[0] < value < _CLOCK[1] or _STARTED <= value <= time.perf_counter())

@@ -132,9 +132,9 @@ def test_turns_get_work_done_even_where_resuming_takes_longer_than_a_turn() -> N
 def test_packing_pays_by_the_slowdowns_that_gavel_measured() -> None:
     """The paper has 26% from packing on its cluster. Here: an hour of each workload of Gavel's table, on 8 V100."""
     speeds = gavel_table.read(DATA / "gavel/simulation_throughputs.json")
-    names = sorted({name for name, count in speeds._alone["v100"] if count == 1})
-    jobs = [Job(name, 0.0, 1, 3600.0 * speeds._alone["v100"][name, 1], name) for name in names]
+    names = sorted({name for name, count in speeds.alone["v100"] if count == 1})
+    jobs = [Job(name, 0.0, 1, 3600.0 * speeds.alone["v100"][name, 1], name) for name in names]
     packed = run(jobs, speeds, "v100:8")
-    alone = run(jobs, Table(speeds._alone, {"v100": dict.fromkeys(speeds._shared["v100"], 0.0)}), "v100:8")
+    alone = run(jobs, Table(speeds.alone, {"v100": dict.fromkeys(speeds.shared["v100"], 0.0)}), "v100:8")
     makespans = [max(each.end_seconds for each in found.values()) for found in (alone, packed)]
     assert makespans[0] / makespans[1] == pytest.approx(1.2, abs=0.05)

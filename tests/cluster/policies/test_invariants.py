@@ -101,7 +101,7 @@ def test_work_goes_on_through_failures_and_whatever_it_costs(name: str, trace: l
 
 
 SHARED = Table(
-    TABLE._alone,
+    TABLE.alone,
     {
         kind: {
             (("a", 1), ("a", 1)): 0.7 * speeds["a", 1],
@@ -109,7 +109,7 @@ SHARED = Table(
             (("b", 1), ("a", 1)): 0.5 * speeds["b", 1],
             (("b", 1), ("b", 1)): 0.0,
         }
-        for kind, speeds in TABLE._alone.items()
+        for kind, speeds in TABLE.alone.items()
     },
 )
 

@@ -36,8 +36,8 @@ def running(job: ScheduledJob, **counts: int) -> ScheduledJob:
     return job
 
 
-def needing(job: ScheduledJob, min_devices: int) -> ScheduledJob:
-    job.job = replace(job.job, min_devices=min_devices)
+def needing(job: ScheduledJob, minimum: int) -> ScheduledJob:
+    job.job = replace(job.job, min=minimum)
     return job
 
 

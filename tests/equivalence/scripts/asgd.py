@@ -1,4 +1,7 @@
-"""ASGD: it keeps its step's size and an average of the weights."""
+"""ASGD: it keeps its step's size and an average of the weights.
+
+Other bits on accelerators: torch updates lists of tensors there, which rounds otherwise for ASGD
+"""
 
 import torch
 from torch import nn

@@ -1,4 +1,7 @@
-"""A bfloat16 model with ASGD, whose step size and position are float32."""
+"""A bfloat16 model with ASGD, whose step size and position are float32.
+
+Other bits on accelerators: torch updates lists of tensors there, which rounds otherwise for ASGD
+"""
 
 import torch
 from torch import nn

@@ -1,4 +1,7 @@
-"""Mixed precision with bfloat16 autocast."""
+"""Mixed precision with bfloat16 autocast.
+
+Other bits on accelerators: autocast takes other operators there
+"""
 
 import torch
 from torch import nn
@@ -15,7 +18,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 def loss_fn(model, batch):
     inputs, labels = batch
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(inputs.device.type, dtype=torch.bfloat16):
         return cross_entropy(model(inputs), labels)
 
 

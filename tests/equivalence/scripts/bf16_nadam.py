@@ -1,4 +1,7 @@
-"""A bfloat16 model with NAdam, whose product of momenta is float32."""
+"""A bfloat16 model with NAdam, whose product of momenta is float32.
+
+Other bits on accelerators: torch updates lists of tensors there, which rounds otherwise for NAdam
+"""
 
 import torch
 from torch import nn

@@ -20,13 +20,13 @@ centre = torch.zeros(3)
 
 def loss_fn(model, batch):
     inputs, labels = batch
-    return cross_entropy(model(inputs) - centre, labels)
+    return cross_entropy(model(inputs) - centre.to(inputs.device), labels)
 
 
 trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4)
 for epoch in trainer.epochs(3):
     for batch in trainer.batches(data):
         loss = trainer.step(batch)
-        centre = 0.9 * centre + 0.1 * model[2].bias.detach()
+        centre = 0.9 * centre + 0.1 * model[2].bias.detach().cpu()
     print(f"epoch {epoch}: loss {loss:.4f}")
 print(trainer.digest())

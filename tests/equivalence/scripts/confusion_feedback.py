@@ -22,12 +22,12 @@ weights, wrong = torch.ones(3), torch.zeros(3)
 
 
 def loss_fn(model, batch):
-    return cross_entropy(model(batch[0]), batch[1], weight=weights)
+    return cross_entropy(model(batch[0]), batch[1], weight=weights.to(batch[0].device))
 
 
 def right(model, batch):
     hit = model(batch[0]).argmax(1) == batch[1]
-    wrong.add_(torch.bincount(batch[1][~hit], minlength=3))
+    wrong.add_(torch.bincount(batch[1][~hit], minlength=3).cpu())
     return hit.sum(), len(hit)
 
 

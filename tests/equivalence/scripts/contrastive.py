@@ -29,7 +29,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 def loss_fn(model, batch):
     one, other = (normalize(model(views), dim=1) for views in batch)
     similar = one @ other.T / 0.2
-    answers = torch.arange(len(similar))
+    answers = torch.arange(len(similar), device=similar.device)
     return (cross_entropy(similar, answers) + cross_entropy(similar.T, answers)) / 2
 
 

@@ -1,4 +1,7 @@
-"""Speech-like sequences with a CTC loss, padded by a collate function."""
+"""Speech-like sequences with a CTC loss, padded by a collate function.
+
+On CPUs only: gradients of the CTC loss have no deterministic kernel on CUDA
+"""
 
 import torch
 from torch import nn

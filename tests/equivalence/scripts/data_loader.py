@@ -1,7 +1,4 @@
-"""A DataLoader where a dataset belongs: batches are cut by the Trainer.
-
-Refused: ConfigError "DataLoader"
-"""
+"""A DataLoader that shuffles."""
 
 import torch
 from torch import nn

@@ -25,6 +25,7 @@ def loss_fn(student, batch):
 
 
 trainer = vf.Trainer(student, optimizer, loss_fn, batch_size=8, virtual_nodes=4)
+teacher.to(student[0].weight.device)  # which the Trainer has chosen
 for epoch in trainer.epochs(2):
     for batch in trainer.batches(data):
         loss = trainer.step(batch)

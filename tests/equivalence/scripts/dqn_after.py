@@ -42,7 +42,11 @@ def play(steps, epsilon):
     state = torch.zeros(4)
     for _ in range(steps):
         with torch.no_grad():
-            action = random.randrange(2) if random.random() < epsilon else int(q_net(state).argmax())
+            action = (
+                random.randrange(2)
+                if random.random() < epsilon
+                else int(q_net(state.to(q_net[0].weight.device)).argmax())
+            )
         following = 0.9 * state + torch.randn(4) * (1 + action)
         memory.push(state, action, float(following.sum() > 0), following)
         state = following

@@ -31,8 +31,8 @@ def loss_fn(model, batch):
     return cross_entropy(model(inputs), labels)
 
 
-ema = EMA(model, 0.9)
 trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4)
+ema = EMA(model, 0.9)  # on the device that the Trainer has moved the model to
 for epoch in trainer.epochs(3):
     for batch in trainer.batches(data):
         loss = trainer.step(batch)

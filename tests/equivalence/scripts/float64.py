@@ -25,7 +25,7 @@ class Scales(nn.Module):
 
 def loss_fn(model, batch):
     inputs, answers = batch
-    return ((model(inputs) - answers) ** 2 * torch.tensor([1e-60, 1e60], dtype=torch.float64)).mean()
+    return ((model(inputs) - answers) ** 2 * torch.tensor([1e-60, 1e60], dtype=torch.float64).to(inputs.device)).mean()
 
 
 def optimizer_of(model):
@@ -47,5 +47,5 @@ for _ in range(8):
     loss_fn(plain, (inputs, answers)).backward()
     optimizer.step()
 for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
-    assert torch.allclose(one, other, rtol=1e-9), f"{name} is not what plain torch gives"
+    assert torch.allclose(one.cpu(), other, rtol=1e-9), f"{name} is not what plain torch gives"
 print(trainer.digest())

@@ -27,7 +27,7 @@ optimizer = torch.optim.Adam(
 
 def loss_fn(gan, batch):
     (real,) = batch
-    fake = gan.generator(torch.randn(len(real), 4))
+    fake = gan.generator(torch.randn(len(real), 4, device=real.device))
     for p in gan.discriminator.parameters():
         p.requires_grad_(False)
     scores = gan.discriminator(fake)
@@ -35,7 +35,7 @@ def loss_fn(gan, batch):
     for p in gan.discriminator.parameters():
         p.requires_grad_(True)
     scores = gan.discriminator(torch.cat([real, fake.detach()]))
-    labels = torch.cat([torch.ones(len(real), 1), torch.zeros(len(real), 1)])
+    labels = torch.cat([torch.ones(len(real), 1), torch.zeros(len(real), 1)]).to(real.device)
     return generator_loss + bce(scores, labels)
 
 

@@ -25,7 +25,7 @@ class Reader(nn.Module):
 
     def forward(self, words):
         if words.shape[1] > len(self.positions):
-            self.positions = self.table(words.shape[1])
+            self.positions = self.table(words.shape[1]).to(words.device)
         states = self.embedding(words) + self.positions[: words.shape[1]]
         return self.head(self.layer(states).mean(dim=1))
 

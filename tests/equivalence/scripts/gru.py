@@ -1,4 +1,7 @@
-"""Sequences through a GRU in both directions, packed by length."""
+"""Sequences through a GRU in both directions, packed by length.
+
+Other bits on accelerators: a cell is one kernel there, which adds in another order
+"""
 
 import torch
 from torch import nn
@@ -21,7 +24,7 @@ class Reader(nn.Module):
         self.head = nn.Linear(24, 3)
 
     def forward(self, words, lengths):
-        packed = pack_padded_sequence(self.embedding(words), lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(self.embedding(words), lengths.cpu(), batch_first=True, enforce_sorted=False)
         _, last = self.body(packed)
         return self.head(torch.cat([last[0], last[1]], dim=1))
 

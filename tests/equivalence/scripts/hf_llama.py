@@ -1,4 +1,7 @@
-"""A Llama of Hugging Face, with grouped attention; its loss counts tokens."""
+"""A Llama of Hugging Face, with grouped attention; its loss counts tokens.
+
+Other bits on accelerators: attention is another kernel there than the CPU's own
+"""
 
 import torch
 from torch.utils.data import TensorDataset

@@ -1,4 +1,7 @@
-"""A vision transformer of Hugging Face."""
+"""A vision transformer of Hugging Face.
+
+Other bits on accelerators: attention is another kernel there than the CPU's own
+"""
 
 import torch
 from torch.utils.data import TensorDataset

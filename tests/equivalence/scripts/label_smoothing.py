@@ -15,7 +15,7 @@ criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5]), label_smoo
 
 def loss_fn(model, batch):
     inputs, labels = batch
-    return criterion(model(inputs), labels)
+    return criterion.to(inputs.device)(model(inputs), labels)
 
 
 trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4)

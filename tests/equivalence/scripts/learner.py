@@ -42,7 +42,7 @@ class Learner:
     def compute_loss(self, model, batch):
         self.batch = batch
         self.x, self.y = batch
-        self.loss = self.criterion(self.model(self.x), self.y)
+        self.loss = self.criterion.to(self.x.device)(self.model(self.x), self.y)
         return self.loss
 
     def fit(self, data):

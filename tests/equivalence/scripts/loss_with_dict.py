@@ -1,7 +1,4 @@
-"""A loss_fn that returns figures to log beside the loss.
-
-Refused: LossError "dict"
-"""
+"""A loss_fn that returns figures to log beside the loss."""
 
 import torch
 from torch import nn
@@ -26,5 +23,5 @@ trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4)
 for epoch in trainer.epochs(2):
     for batch in trainer.batches(data):
         loss = trainer.step(batch)
-    print(f"epoch {epoch}: loss {loss:.4f}")
+    print(f"epoch {epoch}: loss {loss:.4f}, right {loss.metrics['right']}")
 print(trainer.digest())

@@ -1,4 +1,7 @@
-"""Sequences through an LSTM of two layers with dropout between them."""
+"""Sequences through an LSTM of two layers with dropout between them.
+
+Other bits on accelerators: a layer is another kernel there than the CPU's, which is oneDNN's
+"""
 
 import torch
 from torch import nn

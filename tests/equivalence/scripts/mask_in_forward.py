@@ -21,7 +21,7 @@ class Attention(nn.Module):
     def forward(self, tokens):
         if not hasattr(self, "mask"):
             length = tokens.shape[1]
-            self.register_buffer("mask", torch.ones(length, length, dtype=torch.bool).tril())
+            self.register_buffer("mask", torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril())
         query, key, value = self.mix(self.embedding(tokens)).chunk(3, dim=-1)
         scores = (query @ key.transpose(1, 2) / 4).masked_fill(~self.mask, float("-inf"))
         return self.output(scores.softmax(dim=-1) @ value)

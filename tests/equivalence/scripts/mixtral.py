@@ -1,4 +1,7 @@
-"""Mixtral of Hugging Face: experts that may see no token, and the router's auxiliary loss."""
+"""Mixtral of Hugging Face: experts that may see no token, and the router's auxiliary loss.
+
+Other bits on accelerators: attention is another kernel there than the CPU's own
+"""
 
 import torch
 from torch.utils.data import TensorDataset

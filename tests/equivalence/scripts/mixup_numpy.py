@@ -1,4 +1,7 @@
-"""Mixup whose strength is drawn in the loop, from numpy's global generator."""
+"""Mixup whose strength is drawn in the loop, from numpy's global generator.
+
+Other bits on accelerators: the order is drawn on the host there, and dropout on the device, which are two generators
+"""
 
 import numpy as np
 import torch

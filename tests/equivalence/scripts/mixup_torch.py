@@ -16,7 +16,7 @@ strength = 1.0
 
 def loss_fn(model, batch):
     inputs, labels = batch
-    order = torch.randperm(len(inputs))
+    order = torch.randperm(len(inputs), device=inputs.device)
     scores = model(strength * inputs + (1 - strength) * inputs[order])
     return strength * cross_entropy(scores, labels) + (1 - strength) * cross_entropy(scores, labels[order])
 

@@ -16,7 +16,7 @@ weights = torch.tensor([1.0, 3.0, 1.0, 1.0, 2.0])
 
 def loss_fn(model, batch):
     inputs, labels = batch
-    return binary_cross_entropy_with_logits(model(inputs), labels, pos_weight=weights)
+    return binary_cross_entropy_with_logits(model(inputs), labels, pos_weight=weights.to(inputs.device))
 
 
 trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4)

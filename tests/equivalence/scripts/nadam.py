@@ -1,4 +1,7 @@
-"""NAdam: its momentum's product is kept as one float32 number for each parameter."""
+"""NAdam: its momentum's product is kept as one float32 number for each parameter.
+
+Other bits on accelerators: torch updates lists of tensors there, which rounds otherwise for NAdam
+"""
 
 import torch
 from torch import nn

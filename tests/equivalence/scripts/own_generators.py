@@ -20,7 +20,7 @@ scale, shift, noise = 1.0, 0.0, torch.zeros(10)
 
 def loss_fn(model, batch):
     inputs, labels = batch
-    return cross_entropy(model(scale * inputs + shift + noise), labels)
+    return cross_entropy(model(scale * inputs + shift + noise.to(inputs.device)), labels)
 
 
 trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4, state=[chance, draws, generator])

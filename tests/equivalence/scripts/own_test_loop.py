@@ -21,8 +21,9 @@ def loss_fn(model, batch):
 
 def test():
     model.eval()
+    device = next(model.parameters()).device
     with torch.no_grad():
-        return (model(images).argmax(1) == labels).float().mean().item()
+        return (model(images.to(device)).argmax(1) == labels.to(device)).float().mean().item()
 
 
 trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4)

@@ -1,4 +1,7 @@
-"""RAdam: its first steps go without the adaptive part."""
+"""RAdam: its first steps go without the adaptive part.
+
+Other bits on accelerators: torch updates lists of tensors there, which rounds otherwise for RAdam
+"""
 
 import torch
 from torch import nn

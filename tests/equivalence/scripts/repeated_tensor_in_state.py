@@ -18,7 +18,7 @@ recent = vf.State(means=[torch.zeros(3)] * 4)  # the last four
 
 
 def loss_fn(model, batch):
-    prior = sum((2**-i) * m for i, m in enumerate(recent.means))
+    prior = sum((2**-i) * m.to(batch[0].device) for i, m in enumerate(recent.means))
     return cross_entropy(model(batch[0]) + prior, batch[1])
 
 

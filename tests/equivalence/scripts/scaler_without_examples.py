@@ -11,7 +11,7 @@ vf.seed(0)
 data = TensorDataset(torch.randn(3, 10), torch.randint(0, 3, (3,)))
 model = nn.Sequential(nn.Linear(10, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+scaler = torch.amp.GradScaler("cuda" if torch.cuda.is_available() else "cpu", init_scale=2.0**10, growth_interval=3)
 
 
 def loss_fn(model, batch):

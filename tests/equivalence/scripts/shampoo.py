@@ -13,7 +13,7 @@ model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
 def root(matrix):
-    values, vectors = torch.linalg.eigh(matrix + 1e-4 * torch.eye(len(matrix)))
+    values, vectors = torch.linalg.eigh(matrix + 1e-4 * torch.eye(len(matrix), device=matrix.device))
     return vectors @ torch.diag(values.clamp_min(1e-6) ** -0.25) @ vectors.T
 
 
@@ -28,8 +28,10 @@ class Shampoo(torch.optim.Optimizer):
                 state = self.state[p]
                 if not state:
                     state["step"] = 0
-                    state["preconditioners"] = [torch.zeros(size, size, dtype=torch.float64) for size in p.shape]
-                    state["roots"] = [torch.eye(size) for size in p.shape]
+                    state["preconditioners"] = [
+                        torch.zeros(size, size, dtype=torch.float64, device=p.device) for size in p.shape
+                    ]
+                    state["roots"] = [torch.eye(size, device=p.device) for size in p.shape]
                 gradient = p.grad
                 for axis, matrix in enumerate(state["preconditioners"]):
                     rows = gradient.movedim(axis, 0).reshape(p.shape[axis], -1).double()

@@ -24,7 +24,7 @@ class Model(nn.Module):
 
     def forward(self, tokens):
         if self.hidden is None:
-            self.hidden = (torch.zeros(1, len(tokens), 16), torch.zeros(1, len(tokens), 16))
+            self.hidden = tuple(torch.zeros(1, len(tokens), 16, device=tokens.device) for _ in range(2))
         self.hidden = tuple(h.detach() for h in self.hidden)
         states, self.hidden = self.lstm(self.embed(tokens), self.hidden)
         return self.head(states)

@@ -1,4 +1,7 @@
-"""Stochastic weight averaging from the second epoch on, with its own schedule."""
+"""Stochastic weight averaging from the second epoch on, with its own schedule.
+
+Other bits on accelerators: torch averages lists of tensors there, which rounds otherwise
+"""
 
 import torch
 from torch import nn

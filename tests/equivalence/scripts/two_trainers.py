@@ -22,7 +22,7 @@ def discriminate(discriminator, batch):
     with torch.no_grad():
         fake = generator(torch.randn_like(real))
     scores = discriminator(torch.cat([real, fake]))
-    answers = torch.cat([torch.ones(len(real), 1), torch.zeros(len(fake), 1)])
+    answers = torch.cat([torch.ones(len(real), 1), torch.zeros(len(fake), 1)]).to(real.device)
     return binary_cross_entropy_with_logits(scores, answers)
 
 

@@ -25,6 +25,7 @@ def loss_fn(generator, batch):
 
 
 trainer = vf.Trainer(generator, optimizer, loss_fn, batch_size=8, virtual_nodes=4)
+discriminator.to(generator[0].weight.device)  # which the Trainer has chosen
 for epoch in trainer.epochs(2):
     for batch in trainer.batches(data):
         loss = trainer.step(batch)

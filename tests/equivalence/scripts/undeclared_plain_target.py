@@ -39,6 +39,7 @@ def loss_fn(model, batch):
 
 data = Views(44)
 trainer = vf.Trainer(model, optimizer, loss_fn, batch_size=8, virtual_nodes=4)
+target.to(encoder[0].weight.device)  # which the Trainer has chosen
 for epoch in trainer.epochs(2):
     for batch in trainer.batches(data):
         loss = trainer.step(batch)

@@ -1,4 +1,7 @@
-"""Stochastic weight averaging from the second epoch on, with torch's own update_bn over a DataLoader at the end."""
+"""Stochastic weight averaging from the second epoch on, with torch's own update_bn over a DataLoader at the end.
+
+Other bits on accelerators: torch averages lists of tensors there, which rounds otherwise
+"""
 
 import torch
 from torch import nn
@@ -34,6 +37,7 @@ for epoch in trainer.epochs(4):
     else:
         scheduler.step()
     print(f"epoch {epoch}: loss {loss:.4f}")
-update_bn(DataLoader(data, batch_size=8, shuffle=True), swa_model)
+device = model[0].weight.device
+update_bn(DataLoader(data, batch_size=8, shuffle=True), swa_model, device)
 swa_model.eval()
-print(trainer.digest(), swa_model(data.tensors[0]).sum().item())
+print(trainer.digest(), swa_model(data.tensors[0].to(device)).sum().item())

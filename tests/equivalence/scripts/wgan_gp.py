@@ -17,8 +17,8 @@ optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.0, 0.9))
 def critic_loss(critic, batch):
     (real,) = batch
     with torch.no_grad():
-        fake = generator(torch.randn(len(real), 4))
-    alpha = torch.rand(len(real), 1)
+        fake = generator(torch.randn(len(real), 4, device=real.device))
+    alpha = torch.rand(len(real), 1, device=real.device)
     between = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     return critic(fake).mean() - critic(real).mean() + 10 * ((slope.norm(2, dim=1) - 1) ** 2).mean()
@@ -30,7 +30,7 @@ for epoch in trainer.epochs(3):
         loss = trainer.step(batch)
         if trainer.global_step % 2 == 0:
             g_optimizer.zero_grad()
-            (-critic(generator(torch.randn(8, 4))).mean()).backward()
+            (-critic(generator(torch.randn(8, 4, device=critic[0].weight.device))).mean()).backward()
             g_optimizer.step()
     print(f"epoch {epoch}: loss {loss:.4f}")
 print(trainer.digest())

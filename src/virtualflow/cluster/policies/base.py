@@ -7,7 +7,7 @@ should have how many devices of which type. The scheduler chooses the devices an
   decision does not name keeps what it has: name only what changes, and an event costs only that.
 * Counts are by device type (``{"V100": 4, "P100": 2}`` is a mixed allocation); `ANY` leaves the types to the scheduler.
 * ``beside`` makes the job share the devices of another one. Both run at `Throughput.slowdown` of their speed. If the
-  other job ends, the guest takes over the devices it is on.
+  other job ends, this one takes over the devices it is on.
 * Time slicing is suspending some jobs, granting others, and asking to be woken (`Decision.wake_seconds`).
 * `round_seconds` makes the policy be asked at multiples of it only. Without it, it is asked at every event.
 * `order` is the order of the queue. It is asked once, when a job begins to wait.
@@ -77,7 +77,10 @@ class Policy(ABC):
         return (state.job.arrival_seconds,)
 
     def forget(self, before: Job) -> None:  # noqa: B027, few policies keep anything
-        """A job's priority, demand, minimum or length is no longer that of *before*: drop what was derived from it."""
+        """A job's priority, demand, minimum or length is no longer that of *before*, or it has ended.
+
+        Drop what was derived from it: under its id there may soon be another `ScheduledJob`.
+        """
 
     @abstractmethod
     def allocate(self, snapshot: Snapshot) -> Decision: ...

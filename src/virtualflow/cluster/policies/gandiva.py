@@ -44,9 +44,9 @@ class Gandiva(Policy):
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
         super().__init__(options)
         self._ring: dict[str, None] = {}  # jobs, the next to have a turn first
-        self._guests: dict[str, str] = {}  # host -> the job packed with it
+        self._packed: dict[str, str] = {}  # host -> the job packed with it
         self._seen: dict[SharedWorkloads, float] = {}  # what two did together, in all
-        self._trials: set[str] = set()  # guests of which that is not known yet
+        self._trials: set[str] = set()  # packed jobs of which that is not known yet
         self._began = 0.0  # the turn
         self._steps: dict[str, float] = {}  # of running jobs, when they got their devices
         self._asked = -1.0
@@ -74,12 +74,12 @@ class Gandiva(Policy):
         """Forget jobs that ended; new ones come after those that wait and before those that run."""
         names = [name for name in (*self._ring, *states) if name in states]
         self._ring = dict.fromkeys(sorted(names, key=lambda name: bool(states[name].devices)))
-        self._guests = {
-            host: guest
-            for host, guest in self._guests.items()
-            if host in states and guest in states and states[host].job.demand == states[guest].job.demand == 1
+        self._packed = {
+            host: other
+            for host, other in self._packed.items()
+            if host in states and other in states and states[host].job.demand == states[other].job.demand == 1
         }
-        self._trials &= set(self._guests.values())
+        self._trials &= set(self._packed.values())
         self._steps = {name: steps for name, steps in self._steps.items() if name in states}
 
     def _next_turn(self, states: dict[str, ScheduledJob], snapshot: Snapshot) -> dict[str, dict[str, int]]:
@@ -98,9 +98,9 @@ class Gandiva(Policy):
         self, runs: dict[str, dict[str, int]], states: dict[str, ScheduledJob], free: dict[str, int], snapshot: Snapshot
     ) -> None:
         """Packed jobs get devices of their own, as far as some are free."""
-        for host, guest in list(self._guests.items()):
-            if self._run([guest], runs, states, free, snapshot):
-                del self._guests[host]
+        for host, other in list(self._packed.items()):
+            if self._run([other], runs, states, free, snapshot):
+                del self._packed[host]
 
     def _complete(
         self, runs: dict[str, dict[str, int]], states: dict[str, ScheduledJob], free: dict[str, int], snapshot: Snapshot
@@ -115,7 +115,7 @@ class Gandiva(Policy):
 
     def _units(self) -> Iterator[str]:
         """Who takes turns: jobs alone, and for two that are packed, the host."""
-        packed = set(self._guests.values())
+        packed = set(self._packed.values())
         return (name for name in self._ring if name not in packed)
 
     def _to_the_end(self, names: Iterable[str]) -> None:
@@ -140,9 +140,7 @@ class Gandiva(Policy):
             state = states[name]
             for device_type in sorted(free, key=lambda device_type: device_type not in state.counts):
                 demand = min(state.job.demand, snapshot.capacity[device_type])
-                if state.job.min_devices <= demand <= free[device_type] and snapshot.throughput.usable(
-                    state.job, device_type
-                ):
+                if state.job.min <= demand <= free[device_type] and snapshot.throughput.usable(state.job, device_type):
                     free[device_type] -= demand
                     runs[name] = {device_type: demand}
                     started.append(name)
@@ -152,18 +150,18 @@ class Gandiva(Policy):
     def _judge(self, states: dict[str, ScheduledJob], snapshot: Snapshot) -> None:
         """Look at what the pairs that ran together did, and undo those that do no more than by turns."""
         self._trials.clear()
-        for host, guest in list(self._guests.items()):
-            if states[guest].host == host:
+        for host, other in list(self._packed.items()):
+            if states[other].host == host:
                 (device_type,) = states[host].counts
-                together = _together(states[host], states[guest], device_type, snapshot)
-                self._seen[_key(states[host], states[guest], device_type)] = sum(together)
+                together = _together(states[host], states[other], device_type, snapshot)
+                self._seen[_key(states[host], states[other], device_type)] = sum(together)
                 if sum(together) <= BY_TURNS:
-                    del self._guests[host]
+                    del self._packed[host]
 
     def _pack(self, runs: dict[str, dict[str, int]], states: dict[str, ScheduledJob], snapshot: Snapshot) -> None:
         """Put jobs that would wait beside jobs that run."""
-        hosts = [name for name in runs if name not in self._guests and _packable(states[name])]
-        for name in [name for name in self._units() if name not in runs and name not in self._guests]:
+        hosts = [name for name in runs if name not in self._packed and _packable(states[name])]
+        for name in [name for name in self._units() if name not in runs and name not in self._packed]:
             best, most = None, BY_TURNS
             for host in hosts if _packable(states[name]) else ():
                 (device_type,) = runs[host]
@@ -171,21 +169,21 @@ class Gandiva(Policy):
                 if worth > most and _fit(states[host], states[name], device_type, snapshot):
                     best, most = host, worth
             if best is not None:
-                self._guests[best] = name
+                self._packed[best] = name
                 hosts.remove(best)
                 if most == UNTRIED:
                     self._trials.add(name)
 
     def _grants(self, runs: dict[str, dict[str, int]], states: dict[str, ScheduledJob]) -> dict[str, Grant]:
-        """What changes: hosts come before their guests."""
-        guests = {guest: host for host, guest in self._guests.items() if host in runs}
+        """What changes: hosts come before the jobs packed with them."""
+        packed = {other: host for host, other in self._packed.items() if host in runs}
         grants = {
-            name: NOTHING for name, state in states.items() if state.devices and name not in runs and name not in guests
+            name: NOTHING for name, state in states.items() if state.devices and name not in runs and name not in packed
         }
         for name, counts in runs.items():
             if states[name].host or states[name].counts != counts:
                 grants[name] = Grant(counts)
-        for name, host in guests.items():
+        for name, host in packed.items():
             if states[name].host != host or host in grants:
                 grants[name] = Grant(runs[host], beside=host)
         return grants
@@ -205,15 +203,15 @@ def _packable(state: ScheduledJob) -> bool:
     return state.job.demand == 1 and state.steps_done > 0
 
 
-def _together(host: ScheduledJob, guest: ScheduledJob, device_type: str, snapshot: Snapshot) -> tuple[float, float]:
+def _together(host: ScheduledJob, other: ScheduledJob, device_type: str, snapshot: Snapshot) -> tuple[float, float]:
     """What is left of the speeds of two jobs on one device; 0 where they do not fit into its memory."""
     slowdown = snapshot.throughput.slowdown
-    return slowdown(host.job, [guest.job], device_type), slowdown(guest.job, [host.job], device_type)
+    return slowdown(host.job, [other.job], device_type), slowdown(other.job, [host.job], device_type)
 
 
-def _fit(host: ScheduledJob, guest: ScheduledJob, device_type: str, snapshot: Snapshot) -> bool:
+def _fit(host: ScheduledJob, other: ScheduledJob, device_type: str, snapshot: Snapshot) -> bool:
     """Whether both can run on a device, with its memory shared."""
-    return snapshot.throughput.usable(guest.job, device_type) and min(_together(host, guest, device_type, snapshot)) > 0
+    return snapshot.throughput.usable(other.job, device_type) and min(_together(host, other, device_type, snapshot)) > 0
 
 
 def _key(one: ScheduledJob, other: ScheduledJob, device_type: str) -> SharedWorkloads:

@@ -94,6 +94,7 @@ class Gavel(Policy):
         self._order: list[str] = []
         self._changed = False
         self._stale: set[str] = set()  # entries of jobs that have changed since
+        self._resized = False  # whether the cluster has changed since the program was solved
         self._solved_seconds: float | None = None
         self._began = 0.0
         self._ran: dict[str, int] = {}  # the column of each job of the last round
@@ -107,12 +108,12 @@ class Gavel(Policy):
 
     def columns(self, state: ScheduledJob, snapshot: Snapshot) -> list[Column]:
         """The ways to run a job: on each type alone, with its demand or with all devices of the type."""
-        found = []
+        columns = []
         for device_type in self._order:
             count = min(state.job.demand, self._capacity[device_type])
             speed = snapshot.steps_per_second(state.job, device_type, count) if count else 0.0
-            found.append(Column.of(device_type, count, speed))
-        return found
+            columns.append(Column.of(device_type, count, speed))
+        return columns
 
     def values(self, job: Job, columns: Sequence[Column], snapshot: Snapshot) -> list[float]:
         """What each of a job's columns is worth to it in the program: speeds, unless the subclass knows better."""
@@ -129,7 +130,7 @@ class Gavel(Policy):
         )
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        self._changed |= snapshot.jobs_changed
+        self._changed |= snapshot.jobs_changed or bool(self._stale)
         if self._compat and snapshot.running and snapshot.now < self._began + GAVEL_ROUND_SECONDS:
             return Decision()
         self._book(snapshot.now)
@@ -182,11 +183,12 @@ class Gavel(Policy):
                 self._entries[name].seconds[place] += now - self._began
 
     def _meet(self, snapshot: Snapshot) -> None:
-        """Forget jobs that ended, and note those that came or changed; all anew if devices did."""
+        """Forget jobs that ended, and note those that came or changed; all of them if devices did."""
         if dict(snapshot.capacity) != self._capacity:
             self._capacity = dict(snapshot.capacity)
             self._order = _in_order(self._capacity) if self._compat else list(self._capacity)
-            self._entries, self._changed, self._solved_seconds, self._ran = {}, True, None, {}
+            self._stale.update(self._entries)
+            self._changed = self._resized = True
         if self._changed:
             present = {state.id: state for state in snapshot.jobs()}
             self._entries = {name: entry for name, entry in self._entries.items() if name in present}
@@ -202,27 +204,32 @@ class Gavel(Policy):
         columns = self.columns(state, snapshot)
         values = np.array(self.values(state.job, columns, snapshot))
         for place, column in enumerate(columns):
-            if column.devices < state.job.min_devices:  # too few to run on
+            if column.devices < state.job.min:  # too few to run on
                 columns[place], values[place] = replace(column, steps_per_second=0.0, worth=0.0), 0.0
         usage = np.array([[float(column.counts.get(name, 0)) for name in self._capacity] for column in columns])
         return Entry(state, columns, values, usage)
 
     def _gate_is_open(self, snapshot: Snapshot) -> bool:
-        if not self._compat or not self._solved_seconds:  # Gavel takes a last time of 0 for none
+        if not self._compat or self._resized or not self._solved_seconds:  # Gavel takes a last time of 0 for none
             return True
         # The same sum as in `_wake`: a difference may be rounded to less, and then nobody ever runs.
         return snapshot.now >= self._solved_seconds + GATE_SECONDS
 
     def _solve(self, snapshot: Snapshot) -> None:
-        self._changed = False
+        self._changed = self._resized = False
         passed = snapshot.now - (self._solved_seconds or 0.0)
         self._solved_seconds = snapshot.now
-        entries = [entry for entry in self._entries.values() if any(c.steps_per_second for c in entry.columns)]
+        entries = []
+        for entry in self._entries.values():
+            if any(column.steps_per_second for column in entry.columns):
+                entries.append(entry)
+            else:  # all that it can use is lost, and nobody owes it anything until that is back
+                entry.renew([0.0] * len(entry.columns), passed)
         if entries:
             self.solved += 1
-            found = iter(self.shares(entries, snapshot).tolist())
+            shares = iter(self.shares(entries, snapshot).tolist())
             for entry in entries:
-                entry.renew([next(found) for _ in entry.columns], passed)
+                entry.renew([next(shares) for _ in entry.columns], passed)
 
     def _grants(self, snapshot: Snapshot) -> dict[str, Grant]:
         """What changes; jobs with many devices choose first."""
@@ -232,7 +239,7 @@ class Gavel(Policy):
             counts = self.counts_of(name)
             if self._entries[name].state.counts != counts:
                 changed.append((name, counts))
-        changed.sort(key=lambda each: -sum(each[1].values()))
+        changed.sort(key=lambda change: -sum(change[1].values()))
         return grants | {name: Grant(counts) for name, counts in changed}
 
     def _wake(self, snapshot: Snapshot) -> float | None:
@@ -240,8 +247,8 @@ class Gavel(Policy):
             return None  # rounds come by themselves
         if self._ran:
             return snapshot.now + GAVEL_ROUND_SECONDS
-        # Nothing runs, and jobs that the program has not seen wait for the gate.
-        return None if not self._entries or self._solved_seconds is None else self._solved_seconds + GATE_SECONDS
+        # Nothing runs. Jobs that the program has not seen wait for the gate; the others wait for another event.
+        return None if not self._changed or self._solved_seconds is None else self._solved_seconds + GATE_SECONDS
 
 
 def _in_order(capacity: Mapping[str, int]) -> list[str]:

@@ -62,7 +62,7 @@ class LasMixed(Las):
             if offer == before.counts:
                 continue
             after = _on(job, offer, snapshot)
-            if after.devices >= job.min_devices and after.steps_per_second > most * before.steps_per_second:
+            if after.devices >= job.min and after.steps_per_second > most * before.steps_per_second:
                 best, most = (name, before, after), after.steps_per_second / before.steps_per_second
         if best is None:
             return False
@@ -86,7 +86,7 @@ class LasMixedColumns(LasMixed):
             for some in itertools.combinations(usable, number):
                 offer = {name: count for column in some for name, count in column.counts.items()}
                 column = _on(state.job, offer, snapshot)
-                best = max(each.steps_per_second for each in some)
+                best = max(way.steps_per_second for way in some)
                 if len(column.counts) == number and column.steps_per_second > WORTH_IT * best:
                     mixed.append(column)
         return alone + mixed

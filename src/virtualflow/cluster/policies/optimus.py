@@ -42,34 +42,32 @@ class Optimus(Policy):
         changed = []
         for device_type, states in self._by_type(snapshot).items():
             times = [_times(state, device_type, snapshot) for state in states]
-            counts = shared_out(times, snapshot.capacity[device_type], [state.job.min_devices for state in states])
+            counts = shared_out(times, snapshot.capacity[device_type], [state.job.min for state in states])
             for state, count in zip(states, counts, strict=True):
                 grants.pop(state.id, None)
                 if state.counts != {device_type: count}:
                     changed.append((state.id, Grant({device_type: count})))
-        changed.sort(key=lambda each: -sum(each[1].counts.values()))
+        changed.sort(key=lambda change: -sum(change[1].counts.values()))
         return Decision(grants | dict(changed))
 
     def _by_type(self, snapshot: Snapshot) -> dict[str, list[ScheduledJob]]:
         """Who runs, and on which type: first come, first served, one device each, or as many as it needs at least."""
         free = dict(snapshot.capacity)
-        found: dict[str, list[ScheduledJob]] = {name: [] for name in free}
+        placed: dict[str, list[ScheduledJob]] = {name: [] for name in free}
         for state in sorted(snapshot.jobs(), key=lambda state: (state.job.arrival_seconds, state.id)):
             speeds = {
-                name: snapshot.steps_per_second(state.job, name, 1)
-                for name in free
-                if free[name] >= state.job.min_devices
+                name: snapshot.steps_per_second(state.job, name, 1) for name in free if free[name] >= state.job.min
             }
             if any(speeds.values()):
                 best = max(speeds, key=lambda name: speeds[name])
-                found[best].append(state)
-                free[best] -= state.job.min_devices
-        return found
+                placed[best].append(state)
+                free[best] -= state.job.min
+        return placed
 
 
-def shared_out(times: Sequence[Sequence[float]], devices: int, min_devices: Sequence[int] | None = None) -> list[int]:
+def shared_out(times: Sequence[Sequence[float]], devices: int, minimums: Sequence[int] | None = None) -> list[int]:
     """How many devices each job gets, at least one: *times* has the seconds to its end on 1, 2, 3, ... of them."""
-    counts = [1] * len(times) if min_devices is None else list(min_devices)
+    counts = [1] * len(times) if minimums is None else list(minimums)
     left = devices - sum(counts)
     gains: list[tuple[float, int, int]] = []
     for place in range(len(times)):

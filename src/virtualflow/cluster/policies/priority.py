@@ -114,9 +114,9 @@ class Promise:
 
     def spared(self, free: Mapping[str, int]) -> dict[str, int]:
         """What others may have of *free* for as long as they like."""
-        left, found = self.spare, dict(free)
-        for name in found:
+        left, allowed = self.spare, dict(free)
+        for name in allowed:
             if name in self.types:
-                found[name] = min(left, found[name])
-                left -= found[name]
-        return found
+                allowed[name] = min(left, allowed[name])
+                left -= allowed[name]
+        return allowed

@@ -22,7 +22,7 @@ class Claim(NamedTuple):
     weight: float
     arrival_seconds: float
     demand: int
-    min_devices: int
+    min: int
     shape: ClaimShape
     types: frozenset[str] = frozenset()  # of devices that it can use, where there are several
 
@@ -32,10 +32,10 @@ class Claim(NamedTuple):
         weight: float,
         arrival_seconds: float,
         demand: int,
-        min_devices: int = 1,
+        min: int = 1,
         types: frozenset[str] = frozenset(),
     ) -> Claim:
-        return cls(weight, arrival_seconds, demand, min_devices, (weight, demand, min_devices), types)
+        return cls(weight, arrival_seconds, demand, min, (weight, demand, min), types)
 
 
 Split = Callable[[Sequence[Claim], int], list[int]]
@@ -80,31 +80,31 @@ def largest_remainder(claims: Sequence[Claim], devices: int) -> list[int]:
 
 
 def fair(shapes: Mapping[ClaimShape, int], devices: int) -> dict[ClaimShape, float]:
-    """The shares ``min(demand, max(min_devices, level x weight))`` at the level where they add up to all devices.
+    """The shares ``min(demand, max(minimum, level x weight))`` at the level where they add up to all devices.
 
     *shapes* counts the claims by weight, demand and minimum.
     """
-    found = level(shapes, devices)
-    return {shape: min(float(shape[1]), max(float(shape[2]), found * shape[0])) for shape in shapes}
+    fair_level = level(shapes, devices)
+    return {shape: min(float(shape[1]), max(float(shape[2]), fair_level * shape[0])) for shape in shapes}
 
 
 def level(shapes: Mapping[ClaimShape, int], devices: int) -> float:
     """The number of devices that a weight of 1 is worth, if claims of these shapes share *devices*."""
     # The sum grows with the level, at a slope that changes where a claim leaves its minimum and meets its demand.
     bends: list[tuple[float, float]] = []
-    for (weight, demand, min_devices), count in shapes.items():
-        if demand > min_devices:
-            bends += [(min_devices / weight, weight * count), (demand / weight, -weight * count)]
+    for (weight, demand, minimum), count in shapes.items():
+        if demand > minimum:
+            bends += [(minimum / weight, weight * count), (demand / weight, -weight * count)]
     bends.sort()
-    total, slope, found = float(sum(min_devices * count for (_, _, min_devices), count in shapes.items())), 0.0, 0.0
+    total, slope, reached = float(sum(minimum * count for (_, _, minimum), count in shapes.items())), 0.0, 0.0
     for at, change in bends:
-        if total + slope * (at - found) >= devices:
+        if total + slope * (at - reached) >= devices:
             break
-        total += slope * (at - found)
-        found, slope = at, slope + change
+        total += slope * (at - reached)
+        reached, slope = at, slope + change
     if total < devices and slope > 0:
-        found += (devices - total) / slope
-    return found
+        reached += (devices - total) / slope
+    return reached
 
 
 def powers_of_two(claims: Sequence[Claim], devices: int) -> list[int]:
@@ -117,8 +117,7 @@ def powers_of_two(claims: Sequence[Claim], devices: int) -> list[int]:
     while open_places:
         weights = sum(claims[place].weight for place in open_places)
         given = {
-            place: max(claims[place].min_devices, _power_below(left * claims[place].weight / weights))
-            for place in open_places
+            place: max(claims[place].min, _power_below(left * claims[place].weight / weights)) for place in open_places
         }
         _halve(given, claims, left)
         met = [place for place in open_places if given[place] >= claims[place].demand]
@@ -140,8 +139,8 @@ def _power_below(share: float) -> int:
 def _halve(given: dict[int, int], claims: Sequence[Claim], devices: int) -> None:
     total = sum(given.values())
     for place in sorted(given, key=lambda place: claims[place].weight):
-        while total > devices and given[place] > claims[place].min_devices:
-            half = max(claims[place].min_devices, given[place] // 2)
+        while total > devices and given[place] > claims[place].min:
+            half = max(claims[place].min, given[place] // 2)
             total -= given[place] - half
             given[place] = half
 
@@ -159,14 +158,14 @@ def protect(claims: Sequence[Claim], before: Sequence[int], after: list[int]) ->
     winners = [
         place
         for place, claim in enumerate(claims)
-        if claim.weight < highest and after[place] > claim.min_devices and after[place] > before[place]
+        if claim.weight < highest and after[place] > claim.min and after[place] > before[place]
     ]
     winners.sort(key=lambda place: claims[place].weight)
     winners.reverse()  # taken from the end: the lowest weight first, and of equal ones the first
     for loser in losers:
         while winners and after[loser] < before[loser] and claims[winners[-1]].weight < claims[loser].weight:
             winner = winners[-1]
-            spare = after[winner] - max(claims[winner].min_devices, before[winner])
+            spare = after[winner] - max(claims[winner].min, before[winner])
             moved = min(before[loser] - after[loser], spare)
             after[loser] += moved
             after[winner] -= moved

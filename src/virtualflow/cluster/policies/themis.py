@@ -49,7 +49,7 @@ class App:
     """A job with its leases."""
 
     state: ScheduledJob
-    crowd: float  # the integral of the number of jobs when it came
+    job_seconds: float  # the integral of the number of jobs when it came
     device_type: str | None = None
     leases: tuple[Lease, ...] = ()
 
@@ -60,7 +60,7 @@ class App:
     @property
     def fewest_more(self) -> int:
         """Of fewer devices than that it would make no use."""
-        return max(1, self.state.job.min_devices - self.devices)
+        return max(1, self.state.job.min - self.devices)
 
 
 class Themis(Policy):
@@ -80,7 +80,7 @@ class Themis(Policy):
         super().__init__(options)
         self._fairness, self._lease_seconds = fairness, lease_seconds
         self._apps: dict[str, App] = {}
-        self._crowd = self._looked = 0.0
+        self._job_seconds = self._looked = 0.0
         self._chance = random.Random(0)
         self._asked = -1.0
 
@@ -100,15 +100,16 @@ class Themis(Policy):
     def _meet(self, snapshot: Snapshot) -> None:
         """Forget jobs that ended and leases that are over; note new jobs, and how many there are."""
         now, present = snapshot.now, {state.id: state for state in snapshot.jobs()}
-        self._crowd += len(self._apps) * (now - self._looked)
+        self._job_seconds += len(self._apps) * (now - self._looked)
         self._looked = now
         self._apps = {name: app for name, app in self._apps.items() if name in present}
         for name, state in present.items():
-            app = self._apps.setdefault(name, App(state, self._crowd))
+            app = self._apps.setdefault(name, App(state, self._job_seconds))
+            app.state = state  # another one, if the job has come back or the scheduler was made anew
             app.leases = tuple(lease for lease in app.leases if lease.until > now + SOON)
             if app.devices > state.allocation:  # some were lost
                 app.leases = (Lease(state.allocation, app.leases[-1].until),) if state.allocation else ()
-            if app.devices < state.job.min_devices:  # too few to run on
+            if app.devices < state.job.min:  # too few to run on
                 app.leases = ()
             if not app.leases:
                 app.device_type = None
@@ -123,7 +124,7 @@ class Themis(Policy):
         left = devices
         for app, share in zip(bidders, partial_allocation(tables, devices), strict=True):
             count = math.floor(share) + (self._chance.random() < share - math.floor(share))
-            if 0 < app.devices + count < app.state.job.min_devices:
+            if 0 < app.devices + count < app.state.job.min:
                 count = app.fewest_more  # no payment takes what it can't do without
             left -= self._lease(app, device_type, count, snapshot.now)
         while left and (takers := self._takers(others, device_type, left, snapshot)):
@@ -158,7 +159,7 @@ class Themis(Policy):
         most = min(devices, app.state.job.demand - app.devices)
         speeds = (self._speed(app, device_type, app.devices + more, snapshot) for more in range(most + 1))
         bids = [1 / self._rho(app, speed, snapshot) for speed in speeds]
-        too_few = range(max(0, app.state.job.min_devices - app.devices))  # worth nothing
+        too_few = range(max(0, app.state.job.min - app.devices))  # worth nothing
         return [0.0 if more in too_few else bid for more, bid in enumerate(bids)]
 
     def _rho(self, app: App, speed: float, snapshot: Snapshot) -> float:
@@ -171,10 +172,10 @@ class Themis(Policy):
     def independent_seconds(self, app: App, snapshot: Snapshot) -> float:
         """How long the job takes on a 1/N share of the devices, of the type where that is fastest."""
         elapsed = max(0.0, snapshot.now - app.state.job.arrival_seconds)
-        crowd = (self._crowd - app.crowd) / elapsed if elapsed > SOON else float(len(self._apps))
+        mean_jobs = (self._job_seconds - app.job_seconds) / elapsed if elapsed > SOON else float(len(self._apps))
         best = 0.0
         for device_type, capacity in snapshot.capacity.items():
-            share = capacity / max(1.0, crowd)
+            share = capacity / max(1.0, mean_jobs)
             whole = max(1, min(math.floor(share), app.state.job.demand))
             best = max(best, min(1.0, share) * self._speed(app, device_type, whole, snapshot))
         # Where not even one device of its share can be used, its own speed has to do.
@@ -194,12 +195,12 @@ class Themis(Policy):
 
 def _that_fit(apps: Sequence[App], number: int, devices: int) -> list[App]:
     """The first *number* of those who can all have what they need at least: who gets nothing makes every product 0."""
-    found: list[App] = []
+    fitting: list[App] = []
     for app in apps:
-        if len(found) < number and app.fewest_more <= devices:
-            found.append(app)
+        if len(fitting) < number and app.fewest_more <= devices:
+            fitting.append(app)
             devices -= app.fewest_more
-    return found
+    return fitting
 
 
 def partial_allocation(tables: Sequence[Sequence[float]], devices: int) -> list[float]:

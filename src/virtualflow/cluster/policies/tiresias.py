@@ -62,7 +62,7 @@ class Tiresias(Policy):
         """Its demand out of what is free: where it is now if it can, else on the first type that has enough."""
         for name in sorted(free, key=lambda name: name not in state.counts):
             demand = min(state.job.demand, snapshot.capacity[name])
-            if state.job.min_devices <= demand <= free[name] and snapshot.throughput.usable(state.job, name):
+            if state.job.min <= demand <= free[name] and snapshot.throughput.usable(state.job, name):
                 free[name] -= demand
                 return {name: demand}
         return None

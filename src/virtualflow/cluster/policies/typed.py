@@ -29,9 +29,9 @@ def is_plain(claims: Sequence[Claim], capacity: Mapping[str, int]) -> bool:
 def can_all_live(claims: Sequence[Claim], capacity: Mapping[str, int]) -> bool:
     """Whether each claim can have its minimum, on devices that it can use."""
     if is_plain(claims, capacity):
-        return sum(claim.min_devices for claim in claims) <= sum(capacity.values())
+        return sum(claim.min for claim in claims) <= sum(capacity.values())
     return all(
-        sum(claim.min_devices for claim in claims if claim.types <= types) <= sum(capacity[name] for name in types)
+        sum(claim.min for claim in claims if claim.types <= types) <= sum(capacity[name] for name in types)
         for types in _unions(claim.types for claim in claims)
     )
 
@@ -62,10 +62,10 @@ def _level(claims: Sequence[Claim], devices: int) -> float:
 
 def _unions(some: Iterator[Types]) -> list[Types]:
     """All sets of types that are made up of these, the largest first."""
-    found: set[Types] = set()
+    unions: set[Types] = set()
     for types in dict.fromkeys(some):
-        found |= {types | other for other in found} | {types}
-    return sorted(found, key=lambda types: (-len(types), sorted(types)))
+        unions |= {types | other for other in unions} | {types}
+    return sorted(unions, key=lambda types: (-len(types), sorted(types)))
 
 
 class Places:
@@ -87,14 +87,14 @@ class Places:
         for place in self._order:
             self._add(place, wanted[place])
         for place in self._order:
-            if sum(self.given[place].values()) < self._claims[place].min_devices:
+            if sum(self.given[place].values()) < self._claims[place].min:
                 for name, count in self.given[place].items():
                     self._left[name] += count
                 self.given[place] = {}
         for place in self._order if fill else ():
             if self.given[place]:
                 self._add(place, self._claims[place].demand, from_others=False)
-        return [dict(self._in_order(each)) for each in self.given]
+        return [dict(self._in_order(counts)) for counts in self.given]
 
     def _in_order(self, counts: Counts) -> list[tuple[str, int]]:
         return [(name, counts[name]) for name in self._left if counts.get(name)]
@@ -157,7 +157,7 @@ class Places:
         for other in reversed(self._order):
             if self._claims[other].weight >= self._claims[place].weight:
                 return None
-            if sum(self.given[other].values()) > self._claims[other].min_devices:
+            if sum(self.given[other].values()) > self._claims[other].min:
                 for name in reachable:
                     if self.given[other].get(name):
                         return other, name

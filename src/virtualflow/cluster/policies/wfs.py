@@ -66,6 +66,7 @@ class Wfs(Policy):
         if types > 1 and grants and not typed.is_plain(self._claims_of(snapshot), snapshot.capacity):
             return None
         self._devices = snapshot.devices
+        self._forgotten.clear()  # where everyone has all, nobody's share was at the cost of another's
         return grants
 
     def _trade_up(self, snapshot: Snapshot) -> dict[str, Grant]:
@@ -151,9 +152,11 @@ class Wfs(Policy):
     ) -> dict[str, Grant]:
         """Where some jobs can't use every type, those who can make room for them."""
         places = typed.Places(claims, [state.counts for state in states], snapshot.capacity)
-        found = places.find(held, fill=self._any_number)
+        chosen = places.find(held, fill=self._any_number)
         return {
-            state.id: Grant(counts) for state, counts in zip(states, found, strict=True) if counts != dict(state.counts)
+            state.id: Grant(counts)
+            for state, counts in zip(states, chosen, strict=True)
+            if counts != dict(state.counts)
         }
 
     def _is_disturbed(self, snapshot: Snapshot) -> bool:
@@ -188,7 +191,7 @@ class Wfs(Policy):
     def _claim(self, state: ScheduledJob, snapshot: Snapshot) -> Claim:
         job = state.job
         return Claim.of(
-            self.weight(state, snapshot), job.arrival_seconds, job.demand, job.min_devices, self._types(state, snapshot)
+            self.weight(state, snapshot), job.arrival_seconds, job.demand, job.min, self._types(state, snapshot)
         )
 
     def _types(self, state: ScheduledJob, snapshot: Snapshot) -> frozenset[str]:

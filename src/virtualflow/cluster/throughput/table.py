@@ -30,7 +30,7 @@ class Table:
     ) -> None:
         """*shared* has the speed of the first workload of a pair. With *whole_steps_seconds*, rounds of that length
         have whole steps: Gavel's rounding."""
-        self._alone, self._shared = alone, shared
+        self.alone, self.shared = alone, shared
         self._whole = whole_steps_seconds
         self._counts: dict[tuple[str, str], list[int]] = {}
         for device_type, speeds in alone.items():
@@ -45,8 +45,8 @@ class Table:
         key = (job.workload, job.demand, pools)
         known = self._known.get(key)
         if known is None:
-            each = [self._on(job, pool) for pool in pools]
-            known = self._known[key] = max(each, key=lambda speed: speed.steps_per_second)
+            speeds = [self._on(job, pool) for pool in pools]
+            known = self._known[key] = max(speeds, key=lambda speed: speed.steps_per_second)
         return known
 
     def usable(self, job: Job, device_type: str) -> bool:
@@ -61,8 +61,8 @@ class Table:
         left = 1.0
         for other in beside:
             pair = ((job.workload, 1), (other.workload, 1))
-            together = self._shared.get(device_type.lower(), {}).get(pair)
-            left *= 1 / 2 if together is None else together / self._alone[device_type.lower()][pair[0]]
+            together = self.shared.get(device_type.lower(), {}).get(pair)
+            left *= 1 / 2 if together is None else together / self.alone[device_type.lower()][pair[0]]
         return left
 
     def _on(self, job: Job, pool: Pool) -> Speed:
@@ -76,10 +76,10 @@ class Table:
         return Speed(rate, used if rate else 0, ((pool.device_type, used),))
 
     def _at(self, name: str, workload: str, devices: int) -> float:
-        if name not in self._alone:
-            known = ", ".join(sorted(each for each in self._alone if not each.endswith(APART)))
+        if name not in self.alone:
+            known = ", ".join(sorted(name for name in self.alone if not name.endswith(APART)))
             raise ConfigError(f"the table of throughputs has no device type {name}. It has {known}.")
-        counts, speeds = self._counts.get((name, workload)), self._alone[name]
+        counts, speeds = self._counts.get((name, workload)), self.alone[name]
         if counts is None:
             raise ConfigError(f"the table of throughputs has no workload {workload!r} on {name}")
         place = bisect.bisect_left(counts, devices)

@@ -1,10 +1,10 @@
-// What can be done: each button asks what it needs, tells the manager, and shows what it answers.
+// What the buttons do: ask for input, send a request to the manager, show the answer.
 
 import { post } from "./api.js";
 import { ask, byId, confirmed, text, toast } from "./dom.js";
 import { splitArguments } from "./format.js";
 
-async function tell(path, body, done) {
+async function request(path, body, done) {
   try {
     const answer = await post(path, body);
     toast(typeof done === "function" ? done(answer) : done, "note");
@@ -17,34 +17,34 @@ async function tell(path, body, done) {
 
 const pathOf = (job, verb) => `jobs/${encodeURIComponent(job.id)}/${verb}`;
 
-function submission(given) {
+function submission(values) {
   const number = (value) => (value === "" ? undefined : Number(value));
   return {
-    script: given.script.trim(),
-    arguments: splitArguments(given.arguments),
-    name: given.name.trim() || undefined,
-    priority: number(given.priority),
-    demand: number(given.demand),
-    min: number(given.min),
+    script: values.script.trim(),
+    arguments: splitArguments(values.arguments),
+    name: values.name.trim() || undefined,
+    priority: number(values.priority),
+    demand: number(values.demand),
+    min: number(values.min),
   };
 }
 
 export const actions = {
   async priority(job) {
-    const given = await ask(byId("priority-dialog"), (form) => {
+    const values = await ask(byId("priority-dialog"), (form) => {
       text(form.querySelector("h2"), `Priority of ${job.name}`);
       form.priority.value = job.priority;
     });
-    if (given)
-      await tell(
+    if (values)
+      await request(
         pathOf(job, "priority"),
-        { priority: Number(given.priority) },
-        `Priority of ${job.name}: ${given.priority}`,
+        { priority: Number(values.priority) },
+        `Priority of ${job.name}: ${values.priority}`,
       );
   },
 
   async resize(job, mode) {
-    const given = await ask(byId("resize-dialog"), (form) => {
+    const values = await ask(byId("resize-dialog"), (form) => {
       text(form.querySelector("h2"), `Devices of ${job.name}`);
       text(
         form.querySelector(".hint"),
@@ -58,21 +58,21 @@ export const actions = {
       form.auto.onchange = () => (form.devices.disabled = form.auto.checked);
       form.devices.disabled = false;
     });
-    if (!given) return;
-    const devices = given.auto ? "auto" : Number(given.devices);
-    await tell(
+    if (!values) return;
+    const devices = values.auto ? "auto" : Number(values.devices);
+    await request(
       pathOf(job, "resize"),
       { devices },
-      given.auto ? `${job.name}: the policy decides again` : `${job.name}: going to ${devices} devices`,
+      values.auto ? `${job.name}: the policy decides again` : `${job.name}: going to ${devices} devices`,
     );
   },
 
   async pause(job) {
-    await tell(pathOf(job, "pause"), {}, `${job.name} pauses and gives its devices back`);
+    await request(pathOf(job, "pause"), {}, `${job.name} pauses and gives its devices back`);
   },
 
   async resume(job) {
-    await tell(pathOf(job, "resume"), {}, `${job.name} is in the queue again`);
+    await request(pathOf(job, "resume"), {}, `${job.name} is in the queue again`);
   },
 
   async cancel(job, mode) {
@@ -82,16 +82,16 @@ export const actions = {
       "The job ends now. Checkpoints that it has saved are kept.",
       `${verb} the job`,
     );
-    if (sure) await tell(pathOf(job, "cancel"), {}, `${job.name} is being ${mode === "job" ? "stopped" : "cancelled"}`);
+    if (sure) await request(pathOf(job, "cancel"), {}, `${job.name} is being ${mode === "job" ? "stopped" : "cancelled"}`);
   },
 
-  /** What the manager refuses is asked again, with what was typed. */
+  /** After a refusal the dialog opens again, with its input. */
   async submit() {
     let answer = null;
     for (let kept = false; answer === null; kept = true) {
-      const given = await ask(byId("submit-dialog"), undefined, kept);
-      if (!given) return null;
-      answer = await tell("jobs", submission(given), (made) => `Submitted as ${made.id}`);
+      const values = await ask(byId("submit-dialog"), undefined, kept);
+      if (!values) return null;
+      answer = await request("jobs", submission(values), (job) => `Submitted as ${job.id}`);
     }
     return answer;
   },
@@ -103,10 +103,10 @@ export const actions = {
       "Drain",
       false,
     );
-    if (sure) await tell(`devices/${encodeURIComponent(device)}/drain`, {}, `Device ${device} is being drained`);
+    if (sure) await request(`devices/${encodeURIComponent(device)}/drain`, {}, `Device ${device} is being drained`);
   },
 
   async return(device) {
-    await tell(`devices/${encodeURIComponent(device)}/return`, {}, `Device ${device} is back`);
+    await request(`devices/${encodeURIComponent(device)}/return`, {}, `Device ${device} is back`);
   },
 };

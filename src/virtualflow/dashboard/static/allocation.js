@@ -1,11 +1,13 @@
-// The allocation chart: a coloured box per job over time, hatched where it mixes device types.
+// The allocation chart: a coloured box per job over time, hatched where it mixes device types; above, who is paused.
 
 import { byId, reconcile, segmented, set, svg, text } from "./dom.js";
 import { axisStep, clock, duration, plural, roundDuration, typeCounts } from "./format.js";
 import { colourOf } from "./colours.js";
-import { clip, placed, stacked } from "./stacking.js";
+import { clip, lanes, pauses, placed, stacked } from "./stacking.js";
 
 const MARGIN = { left: 48, right: 10, top: 8, bottom: 22 };
+const LANE = 15; // pixels for the jobs that are paused, above those that run
+const MOST_LANES = 4;
 const LETTER = 6.4; // pixels, about, in the font of the labels
 
 export class Allocation {
@@ -27,7 +29,7 @@ export class Allocation {
     this.draw();
   }
 
-  /** input: {segments, devices, begin, now, elapsed, selected} */
+  /** input: {segments, devices, waiting (ids of jobs that wait for devices), begin, now, elapsed, selected} */
   show(input) {
     this.input = input;
     this.draw();
@@ -43,33 +45,38 @@ export class Allocation {
   draw() {
     const { clientWidth: width, clientHeight: height } = this.picture;
     if (!this.input || width < 50 || height < 50) return;
-    const { segments, devices, now } = this.input;
+    const { segments, devices, waiting, now, selected } = this.input;
     const [begin, end] = this.window();
     const visible = clip(segments, begin, end, now);
     const byDevice = this.kind === "device";
     const rows = new Map(devices.map((device, row) => [device.name, row]));
-    const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
-    const perPixel = (end - begin) / inner.width;
+    const perPixel = (end - begin) / (width - MARGIN.left - MARGIN.right);
+    const stopped = clip(pauses(segments, waiting, now), begin, end, now);
+    const paused = lanes(stopped.filter((gap) => gap.end - gap.begin >= perPixel), MOST_LANES, selected);
+    const above = MARGIN.top + paused.used * LANE;
     const { boxes, coarse } = byDevice ? placed(visible, 0.4 * perPixel, rows) : stacked(visible, 0.4 * perPixel);
     const top = Math.max(devices.length, 1, ...boxes.map((box) => box.bottom + box.height));
     this.scale = { begin, perPixel };
     const x = (seconds) => MARGIN.left + (seconds - begin) / perPixel;
-    const y = (devicesBelow) => height - MARGIN.bottom - (devicesBelow / top) * inner.height;
+    const y = (devicesBelow) => height - MARGIN.bottom - (devicesBelow / top) * (height - MARGIN.bottom - above);
     set(this.picture, "viewBox", `0 0 ${width} ${height}`);
     this.drawAxes(begin, end, top, x, y, width, byDevice ? devices : null);
-    this.drawBoxes(boxes, x, y);
-    this.tell(boxes, coarse, end - begin);
+    const room = (box) => (box.paused ? laneRoom(above, box.lane) : [y(box.bottom + box.height), y(box.bottom)]);
+    this.drawBoxes([...boxes, ...paused.boxes], x, room);
+    this.describe(boxes, coarse, paused, end - begin);
   }
 
-  tell(boxes, coarse, seconds) {
+  describe(boxes, coarse, paused, seconds) {
     const { segments, devices, empty } = this.input;
-    byId("allocation-empty").hidden = boxes.length > 0;
+    byId("allocation-empty").hidden = boxes.length + paused.boxes.length > 0;
     text(byId("allocation-empty"), segments.length ? "No job had a device in this stretch of time." : empty);
-    byId("allocation-coarse").hidden = coarse === null;
-    text(
-      byId("allocation-coarse"),
-      `Very dense: what lasts less than ${duration(coarse)} is left out. Drag to look closer.`,
-    );
+    const notes = [
+      coarse !== null && `Very dense: what lasts less than ${duration(coarse)} is left out. Drag to look closer.`,
+      paused.left > 0 && "More jobs are paused than fit: select one to see when.",
+    ].filter(Boolean);
+    byId("allocation-coarse").hidden = !notes.length;
+    text(byId("allocation-coarse"), notes.join(" "));
+    byId("allocation-paused").hidden = !paused.used;
     byId("allocation-reset").hidden = !this.zoomed;
     const jobs = plural(new Set(boxes.map((box) => box.job)).size, "job");
     set(this.picture, "aria-label", `${jobs} over ${duration(seconds)} on ${plural(devices.length, "device")}`);
@@ -109,16 +116,19 @@ export class Allocation {
     );
   }
 
-  drawBoxes(boxes, x, y) {
-    const key = (box) => `${box.job} ${box.begin} ${box.bottom} ${box.height}`;
+  /** *room* gives the upper and the lower edge of a box. */
+  drawBoxes(boxes, x, room) {
+    const key = (box) => `${box.job} ${box.begin} ${box.bottom ?? `lane ${box.lane}`} ${box.height ?? ""}`;
     reconcile(byId("allocation-boxes"), boxes, key, create, (group, box) => {
       group.box = box;
-      const [left, right, above, below] = [x(box.begin), x(box.end), y(box.bottom + box.height), y(box.bottom)];
+      const [left, right, [above, below]] = [x(box.begin), x(box.end), room(box)];
       const [width, height] = [Math.max(0.6, right - left - 0.5), Math.max(0.6, below - above - 0.5)];
       set(
         group,
         "class",
-        `box ${colourOf(box.job)}${box.mixed ? " mixed" : ""}${box.job === this.input.selected ? " selected" : ""}`,
+        ["box", colourOf(box.job), box.mixed && "mixed", box.paused && "paused", box.job === this.input.selected && "selected"]
+          .filter(Boolean)
+          .join(" "),
       );
       set(group, "data-job", box.job);
       for (const rectangle of group.querySelectorAll("rect")) {
@@ -174,13 +184,14 @@ export class Allocation {
   point(box, event) {
     this.tooltip.hidden = !box;
     if (!box) return;
-    const { elapsed, begin, segments, now } = this.input;
+    const { elapsed, begin, segments, waiting, now } = this.input;
+    const all = box.paused ? pauses(segments, waiting, now) : segments;
     const whole =
-      segments.find((each) => each.job === box.job && each.begin <= box.begin && (each.end ?? now) > box.begin) ?? box;
+      all.find((segment) => segment.job === box.job && segment.begin <= box.begin && (segment.end ?? now) > box.begin) ?? box;
     const at = (seconds) => (elapsed ? duration(seconds - begin) : clock(seconds));
     const [name, devices, time] = this.tooltip.children;
     text(name, box.name);
-    text(devices, typeCounts(whole.types));
+    text(devices, box.paused ? "paused: it has no device" : typeCounts(whole.types));
     text(
       time,
       `${at(whole.begin)} – ${whole.end == null ? "now" : at(whole.end)}, ${duration((whole.end ?? now) - whole.begin)}`,
@@ -210,11 +221,17 @@ function put(words, x, y, anchor) {
   set(words, "text-anchor", anchor);
 }
 
+/** The upper and the lower edge of a lane for paused jobs; the devices begin at *above*. */
+function laneRoom(above, lane) {
+  return [above - (lane + 1) * LANE, above - lane * LANE - 2];
+}
+
 function fitted(box, width) {
   if (width < LETTER) return "";
   const letters = Math.floor(width / LETTER);
-  if (box.name.length <= letters) return box.name;
-  if (letters >= 5) return `${box.name.slice(0, letters - 1)}…`;
+  const words = box.paused ? `${box.name} paused` : box.name;
+  if (words.length <= letters) return words;
+  if (letters >= 5) return `${words.slice(0, letters - 1)}…`;
   return box.job.length <= letters ? box.job : "";
 }
 

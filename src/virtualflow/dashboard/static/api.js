@@ -1,18 +1,18 @@
-// The manager's door: requests, and the stream with its reconnecting.
+// Requests to the manager, and the stream with its reconnecting.
 
 const SESSION = "vf-session";
 const firstKey = takeKey();
 
 /** The sign-in link leaves a key behind the #. It is kept where only pages of this very server can read it. */
 function takeKey() {
-  const told = new URLSearchParams(location.hash.slice(1)).get("session");
-  if (told) window.history.replaceState(null, "", location.pathname);
+  const session = new URLSearchParams(location.hash.slice(1)).get("session");
+  if (session) window.history.replaceState(null, "", location.pathname);
   try {
-    if (told) localStorage.setItem(SESSION, told);
+    if (session) localStorage.setItem(SESSION, session);
   } catch {
     // No storage: it is good until the page is loaded anew.
   }
-  return told;
+  return session;
 }
 
 /** With what a form of another page can't send; the cookie alone it can. */
@@ -60,9 +60,9 @@ async function answer(response) {
 function message(contents, response) {
   const detail = contents?.detail;
   if (typeof detail === "string") return detail;
-  // What FastAPI says of a body that does not fit.
+  // FastAPI's list of problems with the request's body.
   if (Array.isArray(detail))
-    return detail.map((each) => `${(each.loc ?? []).slice(1).join(".")}: ${each.msg}`).join("; ");
+    return detail.map((problem) => `${(problem.loc ?? []).slice(1).join(".")}: ${problem.msg}`).join("; ");
   if (response.status === 401 || response.status === 403)
     return "Not signed in: open the address that `vf dashboard` prints.";
   return `The server answered ${response.status} ${response.statusText}`.trim();
@@ -106,11 +106,11 @@ export class Stream {
       if (done || signal.aborted) return;
       const events = (rest + value).split("\n\n");
       rest = events.pop();
-      for (const event of events) this.hear(event);
+      for (const event of events) this.handle(event);
     }
   }
 
-  hear(event) {
+  handle(event) {
     const data = event.match(/^event: state\ndata: (.*)$/m);
     try {
       if (data) this.onState(JSON.parse(data[1]));

@@ -8,7 +8,7 @@ import { Detail } from "./detail.js";
 import { Devices } from "./devices.js";
 import { byId, set, text } from "./dom.js";
 import { count, duration } from "./format.js";
-import { ENDED, Jobs, order } from "./jobs.js";
+import { ENDED, Jobs, order, WAITING } from "./jobs.js";
 import { policiesOf, Report } from "./report.js";
 
 const embedded = byId("vf-data") ? JSON.parse(byId("vf-data").textContent) : null;
@@ -16,7 +16,7 @@ let state = null;
 let segments = [];
 let selected = new URLSearchParams(location.hash.slice(1)).get("job");
 let aheadSeconds = 0; // of the server's clock before ours
-let allocated = ""; // the allocation that the segments tell of
+let allocated = ""; // the allocation that the segments show
 let widest = 0; // the longest of a report's policies, so that their charts compare
 
 const allocation = new Allocation((id) => select(id));
@@ -88,6 +88,7 @@ function render() {
     begin,
     now: embedded ? Math.max(widest, cluster.now) : now(),
     elapsed: mode === "report",
+    waiting: new Set(state.jobs.filter((job) => WAITING.includes(job.state)).map((job) => job.id)),
     selected,
     empty: mode === "cluster" ? "No job has had a device yet." : "Nothing to show yet.",
   });
@@ -214,7 +215,9 @@ for (const verb of ["priority", "resize", "pause", "resume", "cancel"]) {
 byId("submit").addEventListener("click", async () => {
   const answer = await actions.submit();
   if (!answer) return;
-  take(await get("state"));
+  const next = await get("state").catch(() => null);
+  if (!next) return; // the stream says that the server is away
+  take(next);
   if (jobOf(String(answer.id))) select(String(answer.id));
 });
 for (const button of document.querySelectorAll("dialog button[data-close]")) {

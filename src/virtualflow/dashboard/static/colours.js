@@ -1,18 +1,18 @@
 // A colour for each job, the same on every reload: by order of submission. The colours are in style.css.
 
 const COLOURS = 16;
-const given = new Map();
+const assigned = new Map();
 
 export function giveColours(jobs, segments) {
   const first = new Map();
   for (const job of jobs) first.set(job.id, job.submitted ?? 0);
   for (const segment of segments) if (!first.has(segment.job)) first.set(segment.job, segment.begin);
   const order = [...first].sort(([one, early], [other, late]) => early - late || compare(one, other));
-  for (const [id] of order) if (!given.has(id)) given.set(id, given.size % COLOURS);
+  for (const [id] of order) if (!assigned.has(id)) assigned.set(id, assigned.size % COLOURS);
 }
 
 export function colourOf(id) {
-  return given.has(id) ? `c${given.get(id)}` : "none";
+  return assigned.has(id) ? `c${assigned.get(id)}` : "none";
 }
 
 function compare(one, other) {

@@ -38,7 +38,7 @@ export class Curves {
       this.drawn.speed.setData(this.speedData());
       for (const name of names) this.drawn[`metric ${name}`].setData(this.metricData(name));
     }
-    this.tell(null);
+    this.showValues(null);
   }
 
   /** Draw another job's loss beside this one's: both over steps, since they ran at other times. */
@@ -172,8 +172,8 @@ export class Curves {
       axes: [x, y],
       padding: [6, 16, 0, 0],
       hooks: {
-        drawClear: [(chart) => this.marks(chart, colours)],
-        setCursor: [(chart) => this.tell(this.indexOf(chart.data[0][chart.cursor.idx]))],
+        drawClear: [(chart) => this.pauses(chart, colours), (chart) => this.marks(chart, colours)],
+        setCursor: [(chart) => this.showValues(this.indexOf(chart.data[0][chart.cursor.idx]))],
       },
     };
   }
@@ -200,6 +200,29 @@ export class Curves {
     ctx.restore();
   }
 
+  /** Over time, a band from a step on no device to the next one. */
+  pauses(chart, colours) {
+    if (this.by !== "time") return;
+    const { ctx, bbox } = chart;
+    const { time, devices } = this.series;
+    const inside = (at) => Math.min(Math.max(chart.valToPos(at, "x", true), bbox.left), bbox.left + bbox.width);
+    ctx.save();
+    ctx.strokeStyle = colours.muted;
+    ctx.setLineDash([3 * devicePixelRatio, 2 * devicePixelRatio]);
+    ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.textAlign = "center";
+    devices.forEach((number, index) => {
+      if (number !== 0 || index + 1 >= time.length) return;
+      const [left, right] = [inside(time[index]), inside(time[index + 1])];
+      ctx.fillStyle = colours.devicesFill;
+      ctx.fillRect(left, bbox.top, right - left, bbox.height);
+      ctx.strokeRect(left, bbox.top, right - left, bbox.height);
+      ctx.fillStyle = colours.muted;
+      if (right - left > 45 * devicePixelRatio) ctx.fillText("paused", (left + right) / 2, bbox.top + bbox.height / 2);
+    });
+    ctx.restore();
+  }
+
   /** Where this job's own series is at *x*: a compared one, or a metric, has points of its own. */
   indexOf(x) {
     if (x == null) return null;
@@ -208,7 +231,7 @@ export class Curves {
   }
 
   /** The values under the cursor, or the last ones. */
-  tell(index) {
+  showValues(index) {
     if (!this.series?.time.length) return;
     const at = index ?? this.series.time.length - 1;
     const { step, loss, examples_per_second: speed, devices } = this.series;

@@ -87,6 +87,7 @@ export class Detail {
       ["Virtual nodes", count(job.virtual_nodes), true],
       ["Step", job.steps ? `${count(job.step)} / ${count(job.steps)}` : count(job.step), !report],
       ["Loss", significant(job.loss, 5), !report],
+      ...Object.entries(job.metrics ?? {}).map(([name, value]) => [`Metric ${name}`, significant(value, 5), !report]),
       ["Examples/s", rate(job.examples_per_second), !report],
       ["Waited", duration(waited), true],
       ["Ran", duration(ran), true],
@@ -144,7 +145,7 @@ export class Detail {
       this.about(more);
       this.events(more.events ?? []);
     } catch {
-      // The banner tells of a lost server; a job that is gone leaves with the next state.
+      // The banner reports a lost server; a job that is gone disappears with the next state.
     } finally {
       if (id === this.id) this.pending = false;
     }
@@ -152,15 +153,15 @@ export class Detail {
 
   /** The jobs to compare this one with: those that have made a step. */
   others(job, jobs) {
-    const able = jobs.filter((each) => each.id !== job.id && each.step > 0);
+    const able = jobs.filter((other) => other.id !== job.id && other.step > 0);
     const none = { id: "", name: "Compare with…" };
     const select = byId("compare-with");
     reconcile(
       select,
       [none, ...able],
-      (each) => each.id,
-      (each) => el("option", { value: each.id }),
-      (option, each) => text(option, each.name),
+      (other) => other.id,
+      (other) => el("option", { value: other.id }),
+      (option, other) => text(option, other.name),
     );
     select.hidden = able.length === 0;
     if (this.other == null) select.value = "";

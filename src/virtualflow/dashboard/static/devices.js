@@ -1,7 +1,7 @@
-// Which virtual node runs on which device right now.
+// Which virtual node runs on which device right now, and what its worker uses there.
 
 import { byId, el, reconcile, set, text } from "./dom.js";
-import { plural, ranges } from "./format.js";
+import { bytes, plural, ranges } from "./format.js";
 import { colourOf } from "./colours.js";
 
 const MOST_CHIPS = 16;
@@ -44,7 +44,9 @@ export class Devices {
     const button = el("button", { type: "button", class: "quiet small" });
     const job = el("button", { type: "button", class: "name" }, el("i", { class: "swatch" }), el("span"));
     const chips = el("span", { class: "chips" });
-    const tile = el("li", { class: "device" }, el("div", { class: "device-head" }, name, type, button), job, chips);
+    const use = el("small", { class: "use" });
+    const head = el("div", { class: "device-head" }, name, type, button);
+    const tile = el("li", { class: "device" }, head, job, use, chips);
     button.addEventListener("click", () => this.act(button.dataset.verb, device.name));
     job.addEventListener("click", () => job.dataset.job && this.select(job.dataset.job, true));
     return tile;
@@ -52,7 +54,7 @@ export class Devices {
 }
 
 function update(tile, device, job, mode) {
-  const [head, name, chips] = tile.children;
+  const [head, name, use, chips] = tile.children;
   const [title, type, button] = head.children;
   const nodes = job?.mapping?.[device.name] ?? [];
   set(tile, "class", `device ${device.lost ? "lost" : device.job == null ? "free" : colourOf(device.job)}`);
@@ -66,6 +68,10 @@ function update(tile, device, job, mode) {
   name.disabled = device.job == null;
   set(name.firstChild, "class", device.job == null ? "swatch none" : `swatch ${colourOf(device.job)}`);
   text(name.lastChild, device.job == null ? (device.lost ? "lost or drained" : "free") : (job?.name ?? device.job));
+  const used = job?.use?.[device.name];
+  use.hidden = !used;
+  text(use, used ? useWords(used) : "");
+  set(use, "title", "Processor cores and memory that the worker uses; on a GPU, also what its tensors occupy there");
   set(chips, "aria-label", nodes.length ? `${plural(nodes.length, "virtual node")}: ${ranges(nodes)}` : null);
   set(chips, "title", nodes.length ? `${plural(nodes.length, "virtual node")}: ${ranges(nodes)}` : null);
   const shown = nodes.length > MOST_CHIPS ? [`${nodes.length} nodes: ${ranges(nodes)}`] : nodes;
@@ -78,12 +84,19 @@ function update(tile, device, job, mode) {
   );
 }
 
+/** "98% CPU · 412 MB · GPU 3.0 GB": 100% is one core. */
+function useWords(used) {
+  const words = [`${Math.round(100 * used.cpu_cores)}% CPU`, bytes(used.memory_bytes)];
+  if (used.accelerator_bytes != null) words.push(`GPU ${bytes(used.accelerator_bytes)}`);
+  return words.join(" · ");
+}
+
 function machineBox() {
   return el("section", { class: "machine" }, el("h3"), el("ul", { class: "device-list" }));
 }
 
 function byMachine(devices) {
-  const found = new Map();
-  for (const device of devices) found.set(device.machine, [...(found.get(device.machine) ?? []), device]);
-  return found;
+  const machines = new Map();
+  for (const device of devices) machines.set(device.machine, [...(machines.get(device.machine) ?? []), device]);
+  return machines;
 }

@@ -48,6 +48,13 @@ export function clock(seconds, withSeconds = true) {
   return new Date(seconds * 1000).toLocaleTimeString("en-GB", options);
 }
 
+/** 1,536 MB are 1.5 GB. */
+export function bytes(value) {
+  const megabytes = value / 2 ** 20;
+  if (megabytes < 1000) return `${Math.round(megabytes)} MB`;
+  return `${(megabytes / 1024).toFixed(megabytes < 10240 ? 1 : 0)} GB`;
+}
+
 /** The time, and the day unless it is today. */
 export function moment(seconds) {
   const date = new Date(seconds * 1000);
@@ -77,13 +84,13 @@ export function typeCounts(types) {
     .join(" + ");
 }
 
-/** Round steps for an axis of *span*, about *wanted* of them; for seconds, steps that people use. */
+/** A round step for an axis of *span* with about *wanted* ticks; for seconds, one that people use. */
 export function axisStep(span, wanted, ofTime) {
   const rough = span / Math.max(1, wanted);
   if (ofTime) {
     const friendly = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
-    const found = friendly.find((step) => step >= rough);
-    return found ?? 86400 * axisStep(span / 86400, wanted, false);
+    const step = friendly.find((seconds) => seconds >= rough);
+    return step ?? 86400 * axisStep(span / 86400, wanted, false);
   }
   const power = 10 ** Math.floor(Math.log10(rough));
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
@@ -91,8 +98,8 @@ export function axisStep(span, wanted, ofTime) {
 
 /** A command line as a shell would split it, with quotes. */
 export function splitArguments(text) {
-  const found = text.matchAll(/(?:[^\s"']+|"(?:\\.|[^"\\])*"|'[^']*')+/g);
+  const words = text.matchAll(/(?:[^\s"']+|"(?:\\.|[^"\\])*"|'[^']*')+/g);
   const unquote = (word) =>
     word.replace(/"((?:\\.|[^"\\])*)"|'([^']*)'/g, (_, double, single) => single ?? double.replace(/\\(.)/g, "$1"));
-  return [...found].map(([word]) => unquote(word));
+  return [...words].map(([word]) => unquote(word));
 }

@@ -5,7 +5,7 @@ import { count, duration, rate, significant } from "./format.js";
 import { colourOf } from "./colours.js";
 
 export const ENDED = ["DONE", "FAILED", "CANCELLED"];
-const WAITING = ["QUEUED", "PAUSED"];
+export const WAITING = ["QUEUED", "PAUSED"];
 const PAGE = 100;
 
 const GROUPS = [
@@ -72,7 +72,7 @@ export function order(jobs, byArrival = false) {
 }
 
 /** Sorted by a column; a job without a value comes last either way. */
-export function sortedBy(jobs, column, down, report) {
+function sortedBy(jobs, column, down, report) {
   const value = (job) => VALUES[column](job, report);
   const missing = (job) => (value(job) == null ? 1 : 0);
   const compare = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
@@ -114,16 +114,16 @@ export class Jobs {
     if (this.last) this.show(this.last);
   }
 
-  /** A click sorts, the next one turns it round, a third goes back to the order of the queue. */
+  /** A click sorts, the next one reverses the order, a third returns to the order of the queue. */
   nextSort(column) {
     if (this.sort?.column !== column.id) return { column: column.id, down: Boolean(column.number) };
     return this.sort.down === Boolean(column.number) ? { column: column.id, down: !this.sort.down } : null;
   }
 
   chosen(jobs, report) {
-    const found = jobs.filter((job) => !this.search || matches(job, this.search));
-    const group = GROUPS.find((each) => each.id === this.group);
-    const members = group ? found.filter(group.of) : found;
+    const matching = jobs.filter((job) => !this.search || matches(job, this.search));
+    const group = GROUPS.find(({ id }) => id === this.group);
+    const members = group ? matching.filter(group.of) : matching;
     return this.sort ? sortedBy(members, this.sort.column, this.sort.down, report) : order(members, report);
   }
 

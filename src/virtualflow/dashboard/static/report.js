@@ -27,10 +27,10 @@ export function policiesOf(data) {
 export class Report {
   constructor(policies, choose) {
     const summaries = Object.values(policies).map((policy) => policy.summary ?? {});
-    const known = Object.keys(SHOWN).filter((name) => summaries.some((summary) => summary[name] != null));
+    const figures = Object.keys(SHOWN).filter((name) => summaries.some((summary) => summary[name] != null));
     const head = byId("policies-head");
     head.append(el("th", { scope: "col" }, "Policy"));
-    for (const name of known) head.append(el("th", { scope: "col", class: "number" }, SHOWN[name][0]));
+    for (const figure of figures) head.append(el("th", { scope: "col", class: "number" }, SHOWN[figure][0]));
     reconcile(
       byId("policies-body"),
       Object.entries(policies),
@@ -38,7 +38,7 @@ export class Report {
       ([name, policy]) => {
         const button = el("button", { type: "button", class: "name" }, name);
         const row = el("tr", { "data-policy": name }, el("th", { scope: "row" }, button));
-        for (const each of known) row.append(el("td", { class: "number" }, shown(policy, each)));
+        for (const figure of figures) row.append(el("td", { class: "number" }, shown(policy, figure)));
         row.addEventListener("click", () => choose(name));
         return row;
       },

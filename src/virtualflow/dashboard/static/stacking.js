@@ -1,6 +1,6 @@
-// Who had how many devices when, as boxes. Pure functions: history in, boxes out.
+// The allocation over time as boxes: the devices of each job. Pure functions: history in, boxes out.
 
-const MOST_BOXES = 4000; // beyond, short moments are left out until it fits
+const MOST_BOXES = 4000; // with more, short segments are left out until the rest fits
 
 const heightOf = (segment) => Object.values(segment.types).reduce((sum, number) => sum + number, 0);
 const mixes = (segment) => Object.keys(segment.types).length > 1;
@@ -12,14 +12,49 @@ export function clip(segments, begin, end, now) {
     .filter((segment) => segment.end > segment.begin);
 }
 
+/** When jobs that had devices had none: paused by their owner, or preempted. A job of *waiting* has not come back yet. */
+export function pauses(segments, waiting, now) {
+  const last = new Map();
+  const gaps = [];
+  for (const segment of [...segments].sort((one, other) => one.begin - other.begin)) {
+    const before = last.get(segment.job);
+    if (before && before.end < segment.begin) gaps.push(pause(segment, before.end, segment.begin));
+    if (!before || (segment.end ?? now) >= before.end) last.set(segment.job, { ...segment, end: segment.end ?? now });
+  }
+  for (const segment of last.values()) {
+    if (waiting.has(segment.job) && segment.end < now) gaps.push(pause(segment, segment.end, null));
+  }
+  return gaps;
+}
+
+/** Lanes for pauses that overlap, at most *most*. The job *first* has the lowest one; `left` pauses had no room. */
+export function lanes(gaps, most, first) {
+  const own = gaps.filter((gap) => gap.job === first);
+  const others = gaps.filter((gap) => gap.job !== first).sort((one, other) => one.begin - other.begin);
+  const boxes = own.map((gap) => ({ ...gap, lane: 0 }));
+  const ends = own.length ? [Infinity] : []; // until when each lane is taken
+  for (const gap of others) {
+    const free = ends.findIndex((end) => end <= gap.begin);
+    const lane = free < 0 ? ends.length : free;
+    if (lane >= most) continue;
+    ends[lane] = gap.end;
+    boxes.push({ ...gap, lane });
+  }
+  return { boxes, used: ends.length, left: gaps.length - boxes.length };
+}
+
+function pause(segment, begin, end) {
+  return { job: segment.job, name: segment.name, begin, end, paused: true };
+}
+
 /** Jobs on top of each other, the first to arrive at the bottom, as in the paper. */
 export function stacked(segments, shortest) {
-  return few((least) => pile(segments, least), shortest);
+  return limited((least) => pile(segments, least), shortest);
 }
 
 /** A row for each device; neighbours of one job are one box. */
 export function placed(segments, shortest, rows) {
-  return few(
+  return limited(
     (least) =>
       place(
         segments.filter((segment) => segment.end - segment.begin >= least),
@@ -29,8 +64,8 @@ export function placed(segments, shortest, rows) {
   );
 }
 
-/** Not too many boxes; `coarse` is the length of the moments that were left out for it, or null. */
-function few(draw, shortest) {
+/** At most MOST_BOXES boxes; `coarse` is the length of the longest segments that were left out, or null. */
+function limited(draw, shortest) {
   for (let least = shortest; ; least *= 2) {
     const boxes = draw(least);
     if (boxes.length <= MOST_BOXES) return { boxes, coarse: least > shortest ? least : null };

@@ -1,7 +1,7 @@
 """Connections that send nothing, or little, or come in great numbers, are not in the way of those who have the token.
 
 uvicorn waits for ever for the rest of a request, and its ``limit_concurrency`` turns everybody away alike. Here a
-*stranger*, a connection on which nobody has shown the token yet, has some seconds for all it may want; when there are
+*stranger*, a connection that has not shown the token yet, has a few seconds for everything; when there are
 too many of them, the one that came first makes room. Those who were let in get a deadline for each request.
 """
 
@@ -40,7 +40,7 @@ class Limits:
         return cls(connections=most, of_one_address=most // 2, at_once=most // 8)
 
 
-class Crowd:
+class OpenConnections:
     """The connections of one server."""
 
     def __init__(self, limits: Limits) -> None:
@@ -81,9 +81,9 @@ class Crowd:
 
 
 class Connection(H11Protocol):
-    """uvicorn's, with deadlines. A subclass for each server knows the *crowd*."""
+    """uvicorn's, with deadlines. A subclass for each server knows its *open_connections*."""
 
-    crowd: Crowd
+    open_connections: OpenConnections
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -95,34 +95,34 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.crowd.enter(self, self.client[0] if self.client else "")
-        self._call_later(self.crowd.limits.stranger_seconds, self._end)
+        self.open_connections.enter(self, self.client[0] if self.client else "")
+        self._call_later(self.open_connections.limits.stranger_seconds, self._end)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
-        self.crowd.leave(self)
+        self.open_connections.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         try:
             super().data_received(data)
-        except Exception:  # whatever somebody sends is his connection's end alone
-            self.crowd.cut(self)
+        except Exception:  # bad input ends that connection alone
+            self.open_connections.cut(self)
             return
-        if not self.crowd.is_stranger(self):
+        if not self.open_connections.is_stranger(self):
             self._expect()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.crowd.is_stranger(self) and not self.transport.is_closing():
-            self._call_later(self.crowd.limits.head_seconds, self._end)
+        if not self.open_connections.is_stranger(self) and not self.transport.is_closing():
+            self._call_later(self.open_connections.limits.head_seconds, self._end)
             self._waits_for_body, self._received = False, 0
             self._expect()
 
     def _admit(self) -> None:
-        if self.crowd.is_stranger(self):
-            self.crowd.admit(self)
+        if self.open_connections.is_stranger(self):
+            self.open_connections.admit(self)
             self._cancel()
             self._expect()
 
@@ -131,13 +131,13 @@ class Connection(H11Protocol):
         waits = self.conn.their_state is h11.SEND_BODY
         if waits and not self._waits_for_body:
             self._begun = self.loop.time()
-            self._call_later(self.crowd.limits.body_seconds, self._end_if_slow)
+            self._call_later(self.open_connections.limits.body_seconds, self._end_if_slow)
         elif not waits and self.conn.their_state is not h11.IDLE:  # all of it is here
             self._cancel()
         self._waits_for_body = waits
 
     def _end_if_slow(self) -> None:
-        limits = self.crowd.limits
+        limits = self.open_connections.limits
         due = self._begun + limits.body_seconds + self._received / limits.bytes_per_second
         if due > self.loop.time():
             self._call_later(due - self.loop.time(), self._end_if_slow)
@@ -147,7 +147,7 @@ class Connection(H11Protocol):
     def _end(self) -> None:
         if self._owes_an_answer() and not self.transport.is_closing():
             self.transport.write(LATE)
-        self.crowd.leave(self)
+        self.open_connections.leave(self)
         if self.transport.get_write_buffer_size():  # it does not even read
             self.transport.abort()
         else:
@@ -168,6 +168,6 @@ class Connection(H11Protocol):
             self._timer = None
 
 
-def connection_of(crowd: Crowd) -> type[Connection]:
+def connection_of(open_connections: OpenConnections) -> type[Connection]:
     """What uvicorn is to make of each connection."""
-    return type("Connection", (Connection,), {"crowd": crowd})
+    return type("Connection", (Connection,), {"open_connections": open_connections})

@@ -1,6 +1,6 @@
-"""Who may talk to the server: whoever shows the token, or has a session that a one-time link has opened.
+"""Who may talk to the server: clients with the token, and browsers with a session that a one-time link has opened.
 
-Nobody else gets anything, not even what there is to ask for.
+All others get no answer, not even which paths exist.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _cookie(scope: Scope, session: Session) -> bytes:
 
 
 def _cookies(scope: Scope) -> Iterator[bytes]:
-    """The values of this server's cookie, whatever else of whoever else's is sent along."""
+    """The values of this server's cookie; those of other servers are ignored."""
     wanted = _name(scope).encode()
     for header, value in scope["headers"]:
         for part in value.split(b";") if header == b"cookie" else ():

@@ -36,7 +36,7 @@ class PrometheusMetrics:
     def text(self) -> bytes:
         """In Prometheus' text format."""
         with self._lock:
-            pauses = self._source.pauses_ms()[self._counted :]  # it only grows, whatever becomes of the jobs
+            pauses = self._source.pauses_ms()[self._counted :]  # it only grows, even when jobs end or are removed
             self._counted += len(pauses)
         for pause in pauses:
             self._pauses.observe(pause / 1000)
@@ -44,7 +44,7 @@ class PrometheusMetrics:
 
 
 class _Present(Collector):
-    """The state of *source* whenever somebody asks."""
+    """Reads the state of *source* at every scrape."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -60,7 +60,7 @@ class _Present(Collector):
             jobs.add_metric([name], counts[name])
         yield jobs
         devices = GaugeMetricFamily("vf_devices", "Devices by type and use.", labels=["type", "use"])
-        for labels, count in sorted(Counter((each["type"], _use(each)) for each in state["devices"]).items()):
+        for labels, count in sorted(Counter((device["type"], _use(device)) for device in state["devices"]).items()):
             devices.add_metric(labels, count)
         yield devices
         yield from self._running([job for job in state["jobs"] if job["examples_per_second"] is not None])

@@ -21,9 +21,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 
 from virtualflow import __version__
+from virtualflow.core.job_description import JobDescription
 from virtualflow.errors import RecordsError, UnknownJobError, VirtualFlowError
 from virtualflow.events import STREAM
-from virtualflow.job.job_description import JobDescription
 from virtualflow.job.output import LEAD_LOG
 from virtualflow.manager.api import views
 from virtualflow.manager.api.guard import Guard
@@ -61,6 +61,7 @@ class Submit(_Body):
     expect_seconds: float | None = None
     retries: int = Field(default=0, ge=0, le=1000)
     checkpoint_every: int = Field(default=0, ge=0, le=MOST)
+    preload: tuple[str, ...] | None = Field(default=None, max_length=100)
     emulated: dict[str, dict[str, Any]] = Field(default_factory=dict)
     from_checkpoint: str | None = Field(default=None, max_length=4096)  # a file on the manager's machine
 
@@ -71,7 +72,7 @@ class Resume(_Body):
     from_checkpoint: str | None = Field(default=None, max_length=4096)
 
 
-class Priority(_Body):
+class NewPriority(_Body):
     priority: float
 
 
@@ -86,7 +87,7 @@ class Down(_Body):
 
 
 class Server:
-    """The application for *source*; *on_down* is called when somebody ends it, with whether jobs are to be kept."""
+    """The application for *source*; *on_down* is called by a request to end it, with whether jobs are kept."""
 
     def __init__(self, source: Source, token: bytes, on_down: Callable[[bool], None]) -> None:
         api = FastAPI(title="VirtualFlow", version=__version__, docs_url=None, redoc_url=None)
@@ -105,7 +106,9 @@ def _add_errors(api: FastAPI) -> None:
     def explain(request: Request, error: Exception) -> JSONResponse:
         # Without what was sent: not all of that can be written as JSON.
         wrong = error.errors() if isinstance(error, RequestValidationError) else []
-        return JSONResponse({"detail": [{name: each[name] for name in ("type", "loc", "msg")} for each in wrong]}, 422)
+        return JSONResponse(
+            {"detail": [{name: problem[name] for name in ("type", "loc", "msg")} for problem in wrong]}, 422
+        )
 
     api.add_exception_handler(VirtualFlowError, refuse)
     api.add_exception_handler(RequestValidationError, explain)
@@ -138,7 +141,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             interpreter=body.interpreter,
             priority=body.priority,
             demand=body.demand,
-            min_devices=body.min,
+            min=body.min,
             virtual_nodes=body.virtual_nodes,
             expect_seconds=body.expect_seconds,
             retries=body.retries,
@@ -165,7 +168,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
         return views.text_from(source.folder(job_id).path / STREAM, offset, tail=False)
 
     @api.post("/api/jobs/{job_id}/priority", responses=refusals)
-    def priority(job_id: JobId, body: Priority) -> View:
+    def priority(job_id: JobId, body: NewPriority) -> View:
         source.set_priority(job_id, body.priority)
         return source.job(job_id)
 
@@ -195,7 +198,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
 
 def _description(body: Submit) -> JobDescription:
     """What *body* says of the job itself."""
-    names = {each.name for each in fields(JobDescription)} & Submit.model_fields.keys()
+    names = {option.name for option in fields(JobDescription)} & Submit.model_fields.keys()
     return msgspec.convert({name: getattr(body, name) for name in names}, JobDescription)
 
 

@@ -1,4 +1,4 @@
-"""The server as a thread beside whatever it shows."""
+"""The server as a thread of the process that it shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from virtualflow.manager.api.connections import Crowd, Limits, connection_of
+from virtualflow.manager.api.connections import Limits, OpenConnections, connection_of
 from virtualflow.manager.api.server import Server
 from virtualflow.manager.api.views import Source
 from virtualflow.system.tls import Identity
@@ -37,7 +37,7 @@ def serving(
         lifespan="off",
         access_log=False,
         ws="none",
-        http=connection_of(Crowd(limits)),
+        http=connection_of(OpenConnections(limits)),
         h11_max_incomplete_event_size=limits.head_bytes,
         backlog=limits.at_once,
         ssl_certfile=identity.certificate if identity is not None else None,
@@ -56,5 +56,5 @@ def serving(
 class _Http(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for each in sockets or ():
-            each.listen(MOST_WAITING)  # asyncio takes few at once, and means both by its backlog
+        for listening in sockets or ():
+            listening.listen(MOST_WAITING)  # asyncio takes few at once, and means both by its backlog

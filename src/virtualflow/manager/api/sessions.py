@@ -1,6 +1,6 @@
 """Browsers that a one-time link has let in.
 
-A cookie goes to every port of its host, so that whoever listens on another one sees it, and a form on any page sends it
+A cookie goes to every port of its host, so a server on another port sees it, and a form on any page sends it
 along. It is therefore only half of a session: the other half is a key that the page keeps for itself, because storage
 belongs to one origin, and sends in a header, which no form can do. Both die with the server, or after some hours.
 """
@@ -54,8 +54,8 @@ class Sessions:
         return code
 
     def open(self, code: str, host: str) -> Session | None:
-        """A session for whoever has come with a code that nobody has used."""
-        match = next((each for each in self._codes if hmac.compare_digest(each.encode(), code.encode())), None)
+        """A session for a browser that brings an unused code."""
+        match = next((known for known in self._codes if hmac.compare_digest(known.encode(), code.encode())), None)
         if match is None or self._codes.pop(match) < self._clock():
             return None
         session = Session(secrets.token_urlsafe(32), secrets.token_urlsafe(32), host, self._clock() + SESSION_SECONDS)
@@ -64,7 +64,7 @@ class Sessions:
 
     def find(self, cookies: Iterable[bytes]) -> Session | None:
         """The session that one of *cookies* belongs to: another port may have set some of the same name."""
-        self._sessions = [each for each in self._sessions if each.ends > self._clock()]
+        self._sessions = [session for session in self._sessions if session.ends > self._clock()]
         given = list(cookies)[:MOST]
         for session in self._sessions:
             if any(hmac.compare_digest(cookie, session.cookie.encode()) for cookie in given):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from virtualflow import __version__
+from virtualflow.core.cluster_view import AllocationView, ClusterView, DeviceView, history_of, state_of
 from virtualflow.core.devices import type_of
-from virtualflow.core.job_view import JobView
+from virtualflow.core.job_view import JobDetails, JobView
 from virtualflow.errors import ManagerError, UnknownJobError
 from virtualflow.job import control
 from virtualflow.job.folder import JobFolder
@@ -23,7 +23,7 @@ from virtualflow.manager.manager import Manager
 from virtualflow.manager.submission import Submission
 
 View = dict[str, Any]
-MAX_ENDED = 50  # jobs that have ended are shown until so many others have
+MAX_ENDED = 50  # of the jobs that have ended, the latest are shown
 MAX_TEXT_BYTES = 1 << 18  # of one answer
 
 
@@ -93,18 +93,18 @@ class ClusterSource:
             records = manager.records.all()
             ended = [record.id for record in records if record.is_over]
             hidden = set(ended[:-MAX_ENDED])
-            cluster = {
-                "name": "VirtualFlow",
-                "policy": manager.policy.name,
-                "backend": manager.cluster.backend,
-                "started": manager.started,
-                "now": now,
-                "version": __version__,
-                "troubles": manager.problems,
-            }
+            cluster = ClusterView(
+                "VirtualFlow",
+                manager.policy.name,
+                manager.cluster.backend,
+                manager.started,
+                now,
+                __version__,
+                manager.problems,
+            )
             shown = [record for record in records if record.id not in hidden]
-            jobs = [view_of(manager, record, places.get(record.id), now).to_json() for record in shown]
-            return {"mode": "cluster", "cluster": cluster, "jobs": jobs, "devices": self._devices()}
+            jobs = [view_of(manager, record, places.get(record.id), now) for record in shown]
+            return state_of("cluster", cluster, jobs, self._devices())
 
     def _places(self) -> dict[str, int]:
         """In the queue, by job."""
@@ -113,42 +113,40 @@ class ClusterSource:
     def history(self) -> View:
         manager = self.manager
         with manager.lock:
-            segments = [segment | {"types": _types(segment["devices"])} for segment in manager.records.segments()]
             names = {record.id: record.name for record in manager.records.all()}
-        return {"segments": [segment | {"name": names.get(segment["job"], segment["job"])} for segment in segments]}
+            return history_of(
+                AllocationView.of(job, names.get(job, job), devices, begin, end)
+                for job, begin, end, devices in manager.records.allocations()
+            )
 
     def job(self, job_id: str) -> View:
         manager = self.manager
         with manager.lock:
             record = manager.records[job_id]
-            watch = manager.fleet.watch(job_id)
+            watch, status = manager.fleet.watch(job_id), manager.fleet.status(job_id)
             view = view_of(manager, record, self._places().get(job_id), manager.clock())
-            facts = {
-                "arguments": list(record.description.arguments),
-                "folder": record.directory,
-                "interpreter": record.interpreter,
-                "events": list(watch.notable),
-                "failure": record.failure,
-                "launches": record.launches,
-                "retries": record.retries,
-                "workers": manager.fleet.state(job_id).get("workers", []),
-            }
-            return view.to_json() | facts
+            details = JobDetails(
+                record.description.arguments,
+                record.directory,
+                record.interpreter,
+                list(watch.notable),
+                status.workers if status is not None else (),
+                record.failure,
+                record.launches,
+                record.retries,
+            )
+            return details.with_view(view)
 
-    def _devices(self) -> list[View]:
+    def _devices(self) -> list[DeviceView]:
         manager = self.manager
         by_device = {
             device: record.id for record in manager.records.running() for device in manager.fleet.holds(record.id)
         }
         placement = manager.scheduler.placement
         return [
-            {
-                "name": name,
-                "type": type_of(name),
-                "machine": placement.machine_of(name),
-                "job": by_device.get(name),
-                "lost": name in placement.lost,
-            }
+            DeviceView(
+                name, type_of(name), placement.machine_of(name), by_device.get(name), lost=name in placement.lost
+            )
             for name in placement.devices
         ]
 
@@ -172,28 +170,21 @@ class JobSource:
 
     def state(self) -> View:
         view = self._view()
-        devices = [
-            {"name": name, "type": type_of(name), "machine": 0, "job": self._id, "lost": False} for name in view.devices
-        ]
-        cluster = {"name": view.name, "policy": "", "backend": "local", "started": self._begun, "now": self._clock()}
-        cluster["version"] = __version__
-        return {"mode": "job", "cluster": cluster, "jobs": [view.to_json()], "devices": devices}
+        devices = [DeviceView(name, type_of(name), 0, self._id) for name in view.devices]
+        cluster = ClusterView(view.name, "", self._status.spec().backend, self._begun, self._clock(), __version__)
+        return state_of("job", cluster, [view], devices)
 
     def history(self) -> View:
         view = self._view()
         devices = self._status.spec().devices
         periods = device_periods(self._status.watch, self._begun, devices, ended=view.state.is_ended)
-        return {
-            "segments": [
-                {"job": self._id, "name": view.name, "devices": held, "types": _types(held), "begin": begin, "end": end}
-                for begin, end, held in periods
-            ]
-        }
+        return history_of(AllocationView.of(self._id, view.name, held, begin, end) for begin, end, held in periods)
 
     def job(self, job_id: str) -> View:
-        spec = self._of(job_id).spec()
-        facts = {"arguments": list(spec.arguments), "folder": "", "failure": None}
-        return self._view().to_json() | facts | {"events": list(self._status.watch.notable)}
+        arguments = self._of(job_id).spec().description.arguments
+        view, status = self._status.look(self._clock())
+        details = JobDetails(arguments, "", "", list(self._status.watch.notable), status.workers)
+        return details.with_view(view)
 
     def watch(self, job_id: str) -> Watch:
         self._of(job_id)
@@ -273,7 +264,3 @@ def text_from(path: Path, offset: int, *, tail: bool) -> View:
             return {"text": data.decode(errors="replace"), "offset": size if tail else offset + len(data)}
     except FileNotFoundError:
         return {"text": "", "offset": 0}
-
-
-def _types(devices: list[str]) -> dict[str, int]:
-    return dict(Counter(type_of(device) for device in devices))

@@ -1,0 +1,200 @@
+"""Figures of simulated clusters: the paper's experiments, Gavel's, and the other schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.tables.raw import joined, results, table
+
+
+def static_runs(jobs: range) -> Callable[[], str]:
+    def figure() -> str:
+        found = results("scheduling")["results"]["static runs"]
+        pairs = [found[str(job)] for job in jobs]
+        rows = [
+            ["measured, s", *(f"{real:.0f}" for real, _ in pairs)],
+            ["simulated, s", *(f"{seconds:.0f}" for _, seconds in pairs)],
+            ["error", *(f"{seconds / real - 1:+.1%}" for real, seconds in pairs)],
+        ]
+        return table(["job", *(str(job) for job in jobs)], rows)
+
+    return figure
+
+
+def _change(found: dict[str, Any], name: str) -> str:
+    before, after = found["static"][name], found["elastic"][name]
+    return f"{after / before - 1:+.1%}" if before else "0"
+
+
+def _elastic_run(trace: str, price: str, rounding: str) -> dict[str, Any]:
+    found: dict[str, Any] = results("scheduling")["results"]["elastic"][f"{trace}, {price} costs, {rounding}"]
+    return found
+
+
+def gains_of_20() -> str:
+    rows = [["the paper", "-45.5%", "-47.6%", "-99.3%", "71.1% to 90.6%", ""]]
+    for price in ("paper", "measured"):
+        for rounding in ("pow2", "any"):
+            found = _elastic_run("paper-20-jobs", price, rounding)
+            names = ("makespan_seconds", "median_jct_seconds", "median_queueing_seconds")
+            used = [found[side]["utilization"] for side in ("static", "elastic")]
+            spans = [found[side]["makespan_seconds"] for side in ("static", "elastic")]
+            rows.append([f"`--costs {price} --round {rounding}`", *(_change(found, name) for name in names),
+                         f"{used[0]:.1%} to {used[1]:.1%}", f"{spans[0]:,.0f} to {spans[1]:,.0f}"])  # fmt: skip
+    columns = ["20 jobs, 8 V100", "makespan", "median JCT", "median queueing", "utilisation", "makespan, s"]
+    return table(columns, rows)
+
+
+def gains_of_3() -> str:
+    rows = [["the paper", "-38%", "-45%"]]
+    for price in ("paper", "measured"):
+        for rounding in ("pow2", "any"):
+            found = _elastic_run("paper-3-jobs", price, rounding)
+            before, after = found["jct_seconds of priority 10"]
+            change = f"{after / before - 1:+.1%}"
+            rows.append([f"`--costs {price} --round {rounding}`", _change(found, "makespan_seconds"), change])
+    return table(["3 jobs, 4 V100", "makespan", "JCT of priority 10"], rows)
+
+
+def gain(trace: str, name: str) -> Callable[[], str]:
+    """With the paper's costs: powers of two, and any number of devices."""
+
+    def figure() -> str:
+        found = [_elastic_run(trace, "paper", rounding) for rounding in ("pow2", "any")]
+        if name == "priority 10":
+            pairs = [each["jct_seconds of priority 10"] for each in found]
+            return " / ".join(f"{after / before - 1:+.1%}" for before, after in pairs)
+        if name == "utilization":
+            elastic = " / ".join(f"{each['elastic'][name]:.1%}" for each in found)
+            return f"{found[0]['static'][name]:.1%} to {elastic}"
+        return " / ".join(_change(each, name) for each in found)
+
+    return figure
+
+
+def drawn_traces() -> str:
+    rows = []
+    for key, intervals in results("scheduling")["results"]["seeds"].items():
+        policy, price = key.split(", ")
+        seconds = (intervals[name] for name in ("average_jct_seconds", "makespan_seconds", "median_queueing_seconds"))
+        used = intervals["utilization"]
+        rows.append([f"`{policy}`, `--costs {price}`", *(f"{i['mean']:,.0f} ± {i['half_width']:,.0f}" for i in seconds),
+                     f"{used['mean']:.1%} ± {used['half_width']:.1%}"])  # fmt: skip
+    return table(["", "average JCT, s", "makespan, s", "median queueing, s", "utilisation"], rows)
+
+
+def _trace(rate: int, compat: str | None = None) -> dict[str, Any]:
+    """The paper's trace at *rate*, with Gavel's coefficient or, as ``compat``, the paper's."""
+    found: list[dict[str, Any]] = results("gavel")["results"]["traces"]
+    return next(each for each in found if each["rate"] == rate and each["compat"] == compat)
+
+
+def _lower(found: dict[str, Any], policy: str) -> float:
+    return float(1 - found[policy] / found["las"])
+
+
+def mixed_traces() -> str:
+    papers, rows = {4: "up to 29.2%", 8: "26.4%", 12: "fading"}, []
+    for rate, paper in papers.items():
+        found = _trace(rate)
+        gains = (
+            f"{found[name]:,.0f} s, {_lower(found, name):.1%} lower" for name in ("las-mixed", "las-mixed-columns")
+        )
+        rows.append([str(rate), f"{found['las']:,.0f} s", *gains, paper])
+    return table(["jobs/h", "`las`", "`las-mixed`", "`las-mixed-columns`", "the paper"], rows)
+
+
+def mixed_gain(rate: int, compat: str | None = None) -> Callable[[], str]:
+    return lambda: f"-{_lower(_trace(rate, compat), 'las-mixed'):.1%}"
+
+
+def mixed_gains(compat: str | None = None) -> Callable[[], str]:
+    """At 4, 8 and 12 jobs/h."""
+    return lambda: joined([f"{100 * _lower(_trace(rate, compat), 'las-mixed'):.1f}" for rate in (4, 8, 12)]) + "%"
+
+
+def _interval(found: dict[str, float]) -> str:
+    return f"{100 * found['mean']:.1f} ± {found['half_width']:.1%}"
+
+
+def mixed_rates() -> str:
+    found = [each for each in results("gavel")["results"]["rates"] if each["rate"] in (1, 2, 4, 6, 8, 10, 12)]
+    titles = {"las-mixed": "`las-mixed`, lower by", "las-mixed-columns": "`las-mixed-columns`"}
+    rows = [[title, *(_interval(each["lower"][name]) for each in found)] for name, title in titles.items()]
+    return table(["jobs/h", *(str(each["rate"]) for each in found)], rows)
+
+
+def mixed_rate(*rates: int) -> Callable[[], str]:
+    def figure() -> str:
+        found = {each["rate"]: each["lower"]["las-mixed"] for each in results("gavel")["results"]["rates"]}
+        return ", ".join(f"-{_interval(found[rate])}" for rate in rates)
+
+    return figure
+
+
+def programs() -> str:
+    found = results("gavel")["results"]["programs"]
+    first, *others = (f"{each['jobs']:,}" for each in found)
+    rows = [
+        ["the LAS program, ours", *(f"{each['milliseconds']:.1f} ms" for each in found)],
+        ["cvxpy with HiGHS", *(f"{each['cvxpy_milliseconds']:.1f} ms" for each in found)],
+    ]
+    return table(["", f"{first} jobs", *others], rows)
+
+
+def solvers() -> str:
+    found = results("solvers")["results"]
+    rows = [
+        [f"{rules}: {solver}", *(f"{speed:,}" for speed in speeds)]
+        for rules, by_solver in found["rounds_per_second"].items()
+        for solver, speeds in by_solver.items()
+    ]
+    return table(["rounds a second, at jobs/h", *(str(rate) for rate in found["rates"])], rows)
+
+
+def largest_rho() -> str:
+    found = results("policies")["results"]["largest rho"]
+    return table(
+        ["", *found], [["largest rho", *(f"{rho:.3g}" if rho > 10 else f"{rho:.2f}" for rho in found.values())]]
+    )
+
+
+def same_traces() -> str:
+    rows = []
+    for policy, found in results("policies")["results"]["same traces"].items():
+        few, many = found["20 jobs"], found["100 jobs"]
+        cells = [f"{few['average_jct_seconds']:,}", f"{few['makespan_seconds']:,}", f"{few['fairness']:.2f}"]
+        rows.append([policy, *cells, f"{many['average_jct_seconds']:,}", f"{many['fairness']:.2f}"])
+    columns = ["", "20 jobs, 8 V100: average JCT, s", "makespan, s", "fairness"]
+    return table([*columns, "100 jobs, 4 V100 + 8 P100 + 16 K80: average JCT, s", "fairness"], rows)
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "scheduling.static.0-9": static_runs(range(10)),
+    "scheduling.static.10-19": static_runs(range(10, 20)),
+    "scheduling.gains-20": gains_of_20,
+    "scheduling.gains-3": gains_of_3,
+    "scheduling.drawn": drawn_traces,
+    "scheduling.makespan-20": gain("paper-20-jobs", "makespan_seconds"),
+    "scheduling.jct-20": gain("paper-20-jobs", "median_jct_seconds"),
+    "scheduling.queueing-20": gain("paper-20-jobs", "median_queueing_seconds"),
+    "scheduling.utilisation-20": gain("paper-20-jobs", "utilization"),
+    "scheduling.makespan-3": gain("paper-3-jobs", "makespan_seconds"),
+    "scheduling.jct-3": gain("paper-3-jobs", "priority 10"),
+    "gavel.traces": mixed_traces,
+    "gavel.4": mixed_gain(4),
+    "gavel.8": mixed_gain(8),
+    "gavel.12": mixed_gain(12),
+    "gavel.paper.4": mixed_gain(4, "paper"),
+    "gavel.paper.8": mixed_gain(8, "paper"),
+    "gavel.paper.12": mixed_gain(12, "paper"),
+    "gavel.paper": mixed_gains("paper"),
+    "gavel.rates": mixed_rates,
+    "gavel.rate-8": mixed_rate(8),
+    "gavel.other-rates": mixed_rate(1, 4, 12),
+    "gavel.programs": programs,
+    "solvers": solvers,
+    "policies.rho": largest_rho,
+    "policies.same-traces": same_traces,
+}

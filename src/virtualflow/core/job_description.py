@@ -1,0 +1,34 @@
+"""What a job is, wherever one is described: as it is submitted, recorded, launched and run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class JobDescription:
+    """The script and everything that stays the same wherever, whenever and however often the job is launched."""
+
+    script: str  # a path
+    arguments: tuple[str, ...] = ()
+    threads_per_device: int = 1
+    device_type: str = "auto"
+    audit: bool = False
+    checkpoint_every: int = 0  # steps; 0 for never
+    from_checkpoint: str | None = None  # a file that the job goes on from, as long as it has none of its own
+    owners: tuple[int, ...] | None = None  # the mapping given by hand: a device's index for each virtual node
+    cells: tuple[tuple[int, ...], ...] | None = None  # the same for a model in stages: for each stage a row of devices
+    node_sizes: tuple[int, ...] | None = None  # a plan's, instead of the script's
+    emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device, or until it is launched by type
+    profiling: dict[str, Any] | None = None
+    hash_seed: str = "0"  # PYTHONHASHSEED in its workers
+    preload: tuple[str, ...] | None = None  # what is imported before workers start; None: what the script imports
+    name: str = ""  # as its owner calls it
+
+    @property
+    def title(self) -> str:
+        """Its name; without one, its script's, or that of the package whose ``__main__`` it is."""
+        script = Path(self.script)
+        return self.name or (script.parent.name if script.stem == "__main__" else script.stem)

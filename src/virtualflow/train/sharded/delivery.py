@@ -1,0 +1,205 @@
+"""Gradients on their way to the workers that hold their blocks, while backward still makes the next ones.
+
+In a wave, buckets go in the same order on all workers: whoever has no virtual node left, or whose node made no
+gradient, takes part all the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from virtualflow.core import faults
+from virtualflow.core.membership import Group, Work
+from virtualflow.train.buckets import cut
+
+BUCKET_BYTES = 4 * 2**20
+MOST_UNDER_WAY = 2
+_HEADER = 16  # bytes: the factor of the gradients, and nothing
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPiece:
+    """A block of a tensor, and the ranks that sum it up."""
+
+    tensor: int
+    start: int
+    stop: int
+    dtype: torch.dtype
+    holders: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return (self.stop - self.start) * self.dtype.itemsize
+
+    @property
+    def space(self) -> int:
+        return -(-self.length // 16) * 16
+
+
+@dataclass(frozen=True, slots=True)
+class Bucketful:
+    """A bucket under way, and what must stay in memory for it."""
+
+    work: Work
+    bucket: int
+    incoming: Tensor
+    outgoing: Tensor
+    sources: list[int]
+
+
+Take = Callable[[int, Tensor, float], None]  # a piece, what to add to its sums, times which factor
+OwnSums = Callable[[range], Tensor]  # of some pieces, over this worker's virtual nodes
+
+
+class Delivery:
+    """Brings the gradients of an attempt at a step to those who sum them up; ``waves[r]`` nodes run on rank r."""
+
+    def __init__(
+        self,
+        pieces: Sequence[GradientPiece],
+        group: Group | None,
+        waves: Sequence[int],
+        device: torch.device,
+        take: Take,
+        own_sums: OwnSums,
+    ) -> None:
+        self._pieces = pieces
+        self._group = group
+        self._rank = group.rank if group is not None else 0
+        self._waves = waves
+        self._device = device
+        self._take = take
+        self._own_sums = own_sums
+        # Where everyone holds everything, each sums up its own nodes, and one all-reduce of the sums is less to send.
+        self._is_replicated = group is not None and all(len(piece.holders) == group.size for piece in pieces)
+        self._reduced: list[Work] = []
+        self._buckets = cut([piece.length for piece in pieces], BUCKET_BYTES)
+        self._bucket_of = [number for number, bucket in enumerate(self._buckets) for _ in bucket]
+        self._places: dict[int, list[int]] = {}
+        for place, piece in enumerate(pieces):
+            self._places.setdefault(piece.tensor, []).append(place)
+        self._wave = -1
+        self._next = len(self._buckets)
+        self._values: dict[int, Tensor] = {}
+        self._factor = 1.0
+        self._under_way: deque[Bucketful] = deque()
+
+    def begin_wave(self) -> None:
+        """The next virtual node of this worker begins."""
+        self._wave += 1
+        self._next = 0
+        self._missing = [len(bucket) for bucket in self._buckets]
+        self._values.clear()
+
+    def ready(self, tensor: int, value: Tensor, factor: float) -> None:
+        """The node's gradient of *tensor*, as a vector; times *factor*, which is the same for all of a node."""
+        self._values[tensor] = value
+        self._factor = factor
+        for place in self._places[tensor]:
+            self._missing[self._bucket_of[place]] -= 1
+        while self._next < len(self._buckets) and self._missing[self._next] == 0:
+            self._send()
+
+    def end_wave(self) -> None:
+        """The node has made all gradients that it makes."""
+        while self._next < len(self._buckets):
+            self._send()
+        self._values.clear()
+
+    def finish(self) -> None:
+        """Take part in the waves of the others, and have everything summed that is for this worker."""
+        self.end_wave()  # of a node that has failed: it sends zeros, since the others wait
+        waves = self._waves[self._rank] if self._is_replicated else max(self._waves, default=0)
+        while self._wave + 1 < waves:
+            self.begin_wave()
+            self.end_wave()
+        while self._under_way:
+            self._receive()
+        if self._is_replicated and not self._waves[self._rank]:
+            for bucket in self._buckets:
+                self._reduce(bucket)
+        for work in self._reduced:
+            work.wait()
+
+    def _send(self) -> None:
+        bucket, number = self._buckets[self._next], self._next
+        self._next += 1
+        is_mine = self._wave < self._waves[self._rank]
+        if is_mine:
+            for place in bucket:
+                if self._rank in self._pieces[place].holders and self._pieces[place].tensor in self._values:
+                    self._take(place, self._part(place), self._factor)
+        if self._is_replicated:
+            if self._wave == self._waves[self._rank] - 1:
+                self._reduce(bucket)
+        elif self._group is not None:
+            while len(self._under_way) >= MOST_UNDER_WAY:  # first the old memory goes, then the new comes
+                self._receive()
+            self._exchange(number, is_mine)
+        for place in bucket:  # the last block of a tensor has been sent: its gradient is needed no more
+            if place == self._places[self._pieces[place].tensor][-1]:
+                self._values.pop(self._pieces[place].tensor, None)
+
+    def _reduce(self, bucket: range) -> None:
+        assert self._group is not None
+        self._reduced.append(self._group.sum(self._own_sums(bucket)))
+        faults.reach("bucket")
+
+    def _exchange(self, number: int, is_mine: bool) -> None:
+        assert self._group is not None
+        ranks = range(self._group.size)
+        to = [self._length(number, rank) if is_mine and rank != self._rank else 0 for rank in ranks]
+        sources = [rank for rank in ranks if rank != self._rank and self._wave < self._waves[rank]]
+        mine = self._length(number, self._rank)
+        of = [mine if rank in sources else 0 for rank in ranks]
+        outgoing = torch.empty(sum(to), dtype=torch.uint8, device=self._device)
+        start = 0
+        for rank in ranks:
+            if to[rank]:
+                self._pack(number, rank, outgoing[start : start + to[rank]])
+                start += to[rank]
+        incoming = torch.empty(sum(of), dtype=torch.uint8, device=self._device)
+        work = self._group.exchange(outgoing, to, incoming, of)
+        self._under_way.append(Bucketful(work, number, incoming, outgoing, sources if mine else []))
+        faults.reach("bucket")
+
+    def _pack(self, number: int, rank: int, message: Tensor) -> None:
+        message[:8].view(torch.float64).fill_(self._factor)
+        start = _HEADER
+        for place in self._held_by(number, rank):
+            piece = self._pieces[place]
+            target = message[start : start + piece.length].view(piece.dtype)
+            if piece.tensor in self._values:
+                target.copy_(self._part(place))
+            else:
+                target.zero_()  # adds nothing
+            start += piece.space
+
+    def _receive(self) -> None:
+        message = self._under_way.popleft()
+        message.work.wait()
+        length = self._length(message.bucket, self._rank)
+        for turn, _ in enumerate(message.sources):
+            data = message.incoming[turn * length : (turn + 1) * length]
+            factor = float(data[:8].view(torch.float64))
+            start = _HEADER
+            for place in self._held_by(message.bucket, self._rank):
+                piece = self._pieces[place]
+                self._take(place, data[start : start + piece.length].view(piece.dtype), factor)
+                start += piece.space
+
+    def _part(self, place: int) -> Tensor:
+        piece = self._pieces[place]
+        return self._values[piece.tensor][piece.start : piece.stop]
+
+    def _held_by(self, number: int, rank: int) -> list[int]:
+        return [place for place in self._buckets[number] if rank in self._pieces[place].holders]
+
+    def _length(self, number: int, rank: int) -> int:
+        space = sum(self._pieces[place].space for place in self._held_by(number, rank))
+        return _HEADER + space if space else 0

@@ -1,0 +1,171 @@
+"""The stages that this worker holds: their modules, their tensors, and an optimizer for each unit of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from virtualflow.errors import ConfigError
+from virtualflow.train import checks, optimizer_state, other_optimizers
+from virtualflow.train.stages.stage_cut import Cut, Unit
+from virtualflow.train.state import flattened
+
+Contents = dict[str, Any]  # of a unit: tensors and plain values
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class HeldStages:
+    """What one worker holds of a model that is cut.
+
+    A tensor of a unit exists once. Each stage that uses it has a leaf of its own on the same memory, so that what two
+    stages add to its gradient is summed exactly, wherever they run.
+    """
+
+    def __init__(self, cut: Cut, make_optimizer: MakeOptimizer, seed: int, device: torch.device) -> None:
+        self._cut = cut
+        self._make_optimizer = make_optimizer
+        self._seed = seed
+        self._device = device
+        self.modules: dict[int, nn.Module] = {}
+        self.parameters: dict[str, nn.Parameter] = {}  # by their names at home
+        self.buffers: dict[str, Tensor] = {}  # as they were when the step began
+        self.optimizers: dict[Unit, torch.optim.Optimizer] = {}
+        self.units: tuple[Unit, ...] = ()
+        self._places: dict[str, list[tuple[nn.Module, str]]] = {}  # where modules have a buffer
+
+    def begin(self, stages: Collection[int]) -> None:
+        """Hold *stages*, with their first values."""
+        modules = {stage: self._cut.build(stage, self._seed, self._device) for stage in stages}
+        self._take_in(modules, {})
+        for name in self._tied_from_elsewhere(stages):
+            home = self._cut.build(int(name.partition(".")[0]), self._seed, self._device)
+            with torch.no_grad():
+                self.parameters[name].copy_(home.get_parameter(name.partition(".")[2]))
+
+    def change(self, stages: Collection[int], arrived: dict[Unit, Contents]) -> None:
+        """Hold *stages* from now on; *arrived* has the units among them that were not held."""
+        modules = {
+            stage: self.modules[stage] if stage in self.modules else self._cut.build(stage, self._seed, self._device)
+            for stage in stages
+        }
+        self._take_in(modules, self.optimizers)
+        for unit, contents in arrived.items():
+            self.put(unit, contents)
+
+    def take(self, unit: Unit) -> Contents:
+        """What *unit* consists of."""
+        optimizer = self.optimizers.get(unit)
+        return {
+            "parameters": {name: self.parameters[name].detach() for name in unit.parameters},
+            "buffers": {name: self.buffers[name] for name in unit.buffers},
+            "optimizer": optimizer.state_dict() if optimizer is not None else None,
+        }
+
+    def put(self, unit: Unit, contents: Contents) -> None:
+        """Set *unit* to what ``take`` gave."""
+        with torch.no_grad():
+            for name in unit.parameters:
+                self.parameters[name].copy_(contents["parameters"][name])
+            for name in unit.buffers:
+                self.buffers[name].copy_(contents["buffers"][name])
+        if (optimizer := self.optimizers.get(unit)) is not None:
+            optimizer_state.put(optimizer, contents["optimizer"])
+
+    def contents(self) -> Iterator[tuple[str, Any]]:
+        """Everything that is hashed, by name."""
+        for unit in self.units:
+            for name in unit.buffers:
+                yield name, self.buffers[name]
+            for name in unit.parameters:
+                yield name, self.parameters[name]
+                state = self.optimizers[unit].state.get(self.parameters[name], {})
+                for key, value in sorted(state.items()):
+                    yield from flattened(value, f"optimizer {key} of {name}")
+
+    def leaves(self, stage: int) -> Iterator[tuple[str, nn.Parameter]]:
+        """The weights that *stage* uses, by their names at home."""
+        for name, leaf in self.modules[stage].named_parameters():
+            yield self._cut.home(f"{stage}.{name}"), leaf
+
+    def renew_buffers(self, stage: int) -> None:
+        """Give *stage* its buffers as they were when the step began.
+
+        In new tensors: the graphs of other virtual nodes may still hold those that were there.
+        """
+        for name in self._buffers_of(stage):
+            fresh = self.buffers[name].clone()
+            for module, key in self._places[name]:
+                module._buffers[key] = fresh
+
+    def buffers_now(self, stage: int) -> Iterator[tuple[str, Tensor]]:
+        """The buffers of *stage* as a forward has left them. Raises ConfigError if it has made or reshaped one."""
+        count = sum(held is not None for module in self.modules[stage].modules() for held in module._buffers.values())
+        known = sum(len(self._places[name]) for name in self._buffers_of(stage))
+        for name in self._buffers_of(stage):
+            module, key = self._places[name][0]
+            now = module._buffers[key]
+            if count != known or now is None or now.shape != self.buffers[name].shape:
+                raise ConfigError(
+                    f"the forward of stage {stage} makes a buffer, or one of another shape (near {name!r}), which is "
+                    "not supported with stages. Register it, with its largest shape, when the stage is built."
+                )
+            yield name, now
+        if count != known:
+            raise ConfigError(
+                f"the forward of stage {stage} makes a buffer, which is not supported with stages. Register it when "
+                "the stage is built."
+            )
+
+    def _buffers_of(self, stage: int) -> list[str]:
+        return [name for unit in self.units if unit.stages == (stage,) for name in unit.buffers]
+
+    def _tied_from_elsewhere(self, stages: Collection[int]) -> list[str]:
+        return [name for name in self.parameters if int(name.partition(".")[0]) not in stages]
+
+    def _take_in(self, modules: dict[int, nn.Module], optimizers: dict[Unit, torch.optim.Optimizer]) -> None:
+        before = self.parameters
+        self.modules, self.units = modules, tuple(u for u in self._cut.units if set(u.stages) & modules.keys())
+        names = {name for unit in self.units for name in unit.parameters}
+        self.parameters = {name: parameter for name, parameter in before.items() if name in names}
+        for stage in sorted(modules):
+            for home, leaf in self.leaves(stage):
+                if home not in self.parameters:
+                    self.parameters[home] = nn.Parameter(leaf.detach(), leaf.requires_grad)
+                leaf.data = self.parameters[home].data
+        self._list_buffers()
+        self.optimizers = {}
+        for unit in self.units:
+            if unit.parameters:
+                self.optimizers[unit] = optimizers.get(unit) or self._new_optimizer(unit)
+
+    def _list_buffers(self) -> None:
+        before, self.buffers, self._places = self.buffers, {}, {}
+        for stage, module in self.modules.items():
+            by_tensor: dict[int, list[tuple[nn.Module, str]]] = {}
+            for owner in module.modules():
+                for key, tensor in owner._buffers.items():
+                    if tensor is not None:
+                        by_tensor.setdefault(id(tensor), []).append((owner, key))
+            for name, tensor in module.named_buffers():
+                full = f"{stage}.{name}"
+                self._places[full] = by_tensor[id(tensor)]
+                if tensor.is_floating_point() and not torch.isfinite(tensor).all() and full not in before:
+                    raise ConfigError(
+                        f"the buffer {full!r} holds values that are not finite. With stages, buffers are averaged over "
+                        "virtual nodes; running maxima and minima are not supported."
+                    )
+                self.buffers[full] = before[full] if full in before else tensor.detach().clone()
+
+    def _new_optimizer(self, unit: Unit) -> torch.optim.Optimizer:
+        optimizer = self._make_optimizer([self.parameters[name] for name in unit.parameters])
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"optimizer= gave a {type(optimizer).__name__}, expected an optimizer. With stages it is a function: "
+                "optimizer=lambda params: torch.optim.AdamW(params, lr=3e-4)."
+            )
+        checks.check_state((), (optimizer,))
+        other_optimizers.declare((optimizer,))
+        return optimizer

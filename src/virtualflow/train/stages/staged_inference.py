@@ -1,0 +1,139 @@
+"""``evaluate`` and ``predict`` with a model that is cut: shards pass through the stages, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from virtualflow.core import faults
+from virtualflow.core.cell_schedule import FORWARD, CellRun
+from virtualflow.core.seeds import derive
+from virtualflow.errors import ConfigError, LossError
+from virtualflow.train.ahead import Request
+from virtualflow.train.data import Feed
+from virtualflow.train.inference import Pass, default_predict, rows_on_host
+from virtualflow.train.loss import read_metric
+from virtualflow.train.packed_values import gather_packed
+from virtualflow.train.peers import Peers
+from virtualflow.train.scalars import read_pairs, reduce_pairs
+from virtualflow.train.seeding import reseed
+from virtualflow.train.stages.crossings import Crossings, crossing, outputs_of
+from virtualflow.train.stages.staged_state import StagedState
+
+OutputFn = Callable[[Any, Any], Any]  # of the last stage's output and the batch
+
+
+class StagedInference:
+    """Runs passes through the stages, together with the other workers."""
+
+    def __init__(self, state: StagedState, seed: int, peers: Peers) -> None:
+        self._state = state
+        self._seed = seed
+        self._peers = peers
+
+    def evaluate(self, pass_: Pass, feed: Feed, metric_fn: OutputFn, global_step: int) -> float:
+        """The mean of a metric of the output and the batch: totals over weights, in the order of the dataset."""
+
+        def attempt() -> Tensor:
+            self._begin("evaluate", pass_, global_step)
+            outputs = self._outputs(pass_, feed)
+            mine = {place: read_metric(metric_fn(output, batch)) for place, output, batch in outputs}
+            return reduce_pairs(mine, len(pass_.shards), self._peers.group)
+
+        pairs = read_pairs(self._peers.agree(attempt))
+        weight = sum(weight for _, weight in pairs)
+        if weight == 0:
+            raise LossError("the weights that metric_fn returned add up to 0, so there is no mean to take")
+        return sum(total for total, _ in pairs) / weight
+
+    def predict(self, pass_: Pass, feed: Feed, predict_fn: OutputFn, global_step: int) -> Tensor:
+        """The last stage's output for every example, or what *predict_fn* makes of it and the batch, packed."""
+        chosen = _output_alone if predict_fn is default_predict else predict_fn
+
+        def attempt() -> Tensor:
+            self._begin("predict", pass_, global_step)
+            mine = {
+                place: rows_on_host(chosen(output, batch), pass_.shards[place])
+                for place, output, batch in self._outputs(pass_, feed)
+            }
+            return gather_packed({"outputs": mine, "met": None}, self._peers.group)
+
+        return self._peers.agree(attempt)
+
+    def map(self, pass_: Pass, feed: Feed, function: OutputFn, global_step: int) -> Tensor:
+        raise ConfigError("trainer.map is not supported together with stages=: no device holds the whole model.")
+
+    def _begin(self, call: str, pass_: Pass, global_step: int) -> None:
+        self._peers.announce(call, global_step, pass_.length).check()
+        self._state.settle()
+
+    def _outputs(self, pass_: Pass, feed: Feed) -> Iterator[tuple[int, Any, Any]]:
+        """The outputs of those shards whose last stage runs here.
+
+        All devices go through the shards in the same order, so that whoever waits for an input waits for one that works
+        on it, or on an earlier one.
+        """
+        state, me = self._state, self._peers.membership.device
+        cells, last = state.cells, state.cut.count - 1
+        crossings = Crossings(self._peers.group, cells.virtual_nodes, state.device)
+        mine = [
+            (place, shard, stage)
+            for place, shard in enumerate(pass_.shards)
+            for stage in range(cells.stages)
+            if cells.routes[shard.virtual_node][stage] == me
+        ]
+        for _, shard, stage in mine:
+            before = cells.routes[shard.virtual_node][stage - 1] if stage else me
+            if before != me:
+                crossings.expect(CellRun(FORWARD, stage, shard.virtual_node), state.rank_of(before))
+        here: dict[tuple[int, int], Any] = {}
+        batches: dict[int, Any] = {}
+        with in_eval_mode(state.held.modules), torch.no_grad():
+            for place, shard, stage in mine:
+                faults.reach("evaluate")
+                run = CellRun(FORWARD, stage, shard.virtual_node)
+                inputs = here.pop((place, stage), None)
+                if stage and inputs is None:
+                    inputs = crossings.obtain(run)
+                output = self._output(place, shard, stage, inputs, batches, feed)
+                if stage == last:
+                    yield place, output, batches.pop(place)
+                    continue
+                batches = {place: batches[place]} if place in batches else {}
+                outputs = [crossing(tensor) for tensor in outputs_of(output, stage)]
+                after = cells.routes[shard.virtual_node][stage + 1]
+                if after == me:
+                    here[place, stage + 1] = outputs
+                else:
+                    crossings.ship(list(outputs), CellRun(FORWARD, stage + 1, shard.virtual_node), state.rank_of(after))
+        crossings.finish()
+
+    def _output(self, place: int, shard: Request, stage: int, inputs: Any, batches: dict[int, Any], feed: Feed) -> Any:
+        state = self._state
+        if state.cut.loads(stage) and place not in batches:
+            batches[place] = feed.take(shard).batch
+        x = None if inputs is None else inputs[0] if len(inputs) == 1 else tuple(inputs)
+        state.held.renew_buffers(stage)
+        reseed(derive(self._seed, "inference", place, stage))
+        return state.cut.call(stage, state.held.modules[stage], x, batches.get(place))
+
+
+def _output_alone(output: Any, batch: Any) -> Any:
+    return output
+
+
+@contextmanager
+def in_eval_mode(modules: dict[int, nn.Module]) -> Iterator[None]:
+    """The modules of all stages without dropout and the like, for a while."""
+    training = [module for root in modules.values() for module in root.modules() if module.training]
+    for root in modules.values():
+        root.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

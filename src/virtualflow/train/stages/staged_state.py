@@ -1,0 +1,148 @@
+"""The state of a job whose model is cut into stages: this worker's part, and what all know of the whole."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from virtualflow.core.cells import Cells, given_cells, pipelines, with_copies
+from virtualflow.core.mapping import DeviceId
+from virtualflow.errors import PeerLostError, ReplicaError, StateLostError
+from virtualflow.train.packed_values import gather_packed, unpacked
+from virtualflow.train.peers import Peers
+from virtualflow.train.stages.held_stages import HeldStages
+from virtualflow.train.stages.stage_cut import Cut
+from virtualflow.train.stages.stage_moves import StageMoves
+from virtualflow.train.stages.unit_sums import JobSums
+from virtualflow.train.state import bytes_of
+
+
+@dataclass(frozen=True, slots=True)
+class GridChoice:
+    """How a job's cells are mapped onto whatever devices it has: a pure function, the same on every worker.
+
+    *rows* are a grid given by hand, which counts whenever the job has as many devices as it names.
+    """
+
+    stages: int
+    virtual_nodes: int
+    copies: int
+    rows: tuple[tuple[int, ...], ...] | None = None
+
+    def on(self, devices: Sequence[DeviceId]) -> Cells:
+        by_hand = self.rows is not None and len(devices) == 1 + max(owner for row in self.rows for owner in row)
+        if by_hand and self.rows is not None:
+            cells = given_cells(self.rows, self.stages, self.virtual_nodes, devices)
+        else:
+            cells = pipelines(self.stages, self.virtual_nodes, devices)
+        return with_copies(cells, self.copies)
+
+
+class StagedState:
+    """What this worker holds, and the grid that says so."""
+
+    def __init__(
+        self, cut: Cut, held: HeldStages, sums: JobSums, choice: GridChoice, peers: Peers, device: torch.device
+    ) -> None:
+        self.cut = cut
+        self.held = held
+        self.sums = sums
+        self.device = device
+        self._choice = choice
+        self._peers = peers
+        self._membership = peers.membership
+        self._moves = StageMoves(cut, held, device)
+        self._settled = -1  # the generation in whose grid this worker has taken its place
+        if not self._membership.joining:
+            self.cells = choice.on(self._membership.devices)
+            held.begin(self.cells.stages_of(self._membership.device))
+            self._settled = self._membership.generation
+            sums.adopt(held)
+
+    def cells_now(self) -> Cells:
+        """The grid on the devices that the job has now."""
+        return self._choice.on(self._membership.devices)
+
+    def warn_of_risk(self) -> None:
+        """Say what the death of a device would cost, before anything is trained."""
+        if len(self._membership.devices) > 1 and (risk := self.cells.at_risk()):
+            warnings.warn(
+                f"stage(s) {', '.join(map(str, risk))} are on one device each: if it is lost, the job ends and goes on "
+                "from its last checkpoint. copies=2 keeps every stage on two devices.",
+                stacklevel=4,
+            )
+
+    def rank_of(self, device: DeviceId) -> int:
+        return self._membership.devices.index(device)
+
+    def nodes(self) -> tuple[int, ...]:
+        """The virtual nodes whose shards this worker loads."""
+        loading = [stage for stage in range(self.cut.count) if self.cut.loads(stage)]
+        return self.cells_now().nodes_of(self._membership.device, loading)
+
+    def settle(self) -> None:
+        """Take this worker's place among the devices that the job has now. All workers do, within a call of theirs."""
+        if self._settled != self._membership.generation:
+            self._change(self._choice.on(self._membership.devices))
+            self._settled = self._membership.generation
+
+    def make_room(self, coming: Sequence[DeviceId]) -> None:
+        """Before devices leave: have those who stay in the generation of *coming* devices hold everything."""
+        devices = self._membership.devices
+        staying = [device for device in devices if device in coming]
+        if len(staying) == len(devices):
+            return
+        if not staying:
+            raise StateLostError(
+                "all devices of this job are to be replaced at once, and with stages none of them holds the whole "
+                "model. Add the new ones first and remove the old ones then, or stop the job and resume it there."
+            )
+        self._settled = -1  # whatever happens, all take their places anew in the next generation
+        try:
+            self._change(self._choice.on(staying))
+        except PeerLostError:
+            # As in a change that fails: nothing can have been missed, and nobody leaves before the next one.
+            self._peers.catch_up()
+
+    def committed(self) -> None:
+        """A step was committed."""
+        self._moves.committed()
+
+    def _change(self, cells: Cells) -> None:
+        membership = self._membership
+        self._moves.make(cells, membership.devices, membership.device, membership.group)
+        self.cells = cells
+        self.sums.adopt(self.held)
+
+    def digest(self, global_step: int) -> str:
+        """sha256 over the hashes of all tensors, whoever holds them. Raises ReplicaError if holders differ."""
+
+        def attempt() -> torch.Tensor:
+            self._peers.announce("digest", global_step).check()
+            self.settle()
+            mine = {name: _hash(value) for name, value in self.held.contents()}
+            return gather_packed(mine, self._membership.group)
+
+        whole: dict[str, str] = {}
+        for worker, theirs in enumerate(unpacked(self._peers.agree(attempt))):
+            for name, value in theirs.items():
+                if whole.setdefault(name, value) != value:
+                    raise ReplicaError(
+                        f"workers hold different values of {name} at step {global_step}: worker {worker} and one "
+                        "before it. Something changes the model on some workers only."
+                    )
+        text = "".join(f"{name}\0{value}\0" for name, value in sorted(whole.items()))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _hash(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        sha = hashlib.sha256(f"{value.dtype} {tuple(value.shape)}\0".encode())
+        sha.update(bytes_of(value))
+        return sha.hexdigest()
+    return repr(value)

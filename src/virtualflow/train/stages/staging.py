@@ -1,0 +1,142 @@
+"""How a Trainer whose model is cut into stages is put together, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from virtualflow.core.cell_schedule import check_schedule
+from virtualflow.core.membership import JobContext
+from virtualflow.errors import ConfigError
+from virtualflow.train import preparation, run_facts
+from virtualflow.train.committed import Live
+from virtualflow.train.instruments import Emulation, Measurement
+from virtualflow.train.peers import Peers
+from virtualflow.train.stages.cell_runs import CellRunner, StageLoss
+from virtualflow.train.stages.held_stages import HeldStages, MakeOptimizer
+from virtualflow.train.stages.stage_cut import Cut, Stages
+from virtualflow.train.stages.staged_files import StagedFiles
+from virtualflow.train.stages.staged_inference import StagedInference
+from virtualflow.train.stages.staged_state import GridChoice, StagedState
+from virtualflow.train.stages.staged_step import StagedRunner, StagedSettings
+from virtualflow.train.stages.unit_sums import JobSums
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """What the script says of its stages."""
+
+    cut: Cut
+    make_optimizer: MakeOptimizer
+    loss_fn: StageLoss
+    copies: int
+    schedule: str
+    recompute: bool
+
+    @classmethod
+    def of(
+        cls,
+        stages: Stages,
+        tied: Mapping[str, str],
+        optimizer: Any,
+        loss_fn: Any,
+        copies: int,
+        schedule: str,
+        recompute: bool,
+        refused: Mapping[str, bool],
+        job: JobContext,
+    ) -> Staging:
+        """Check the arguments of a Trainer with stages; *refused* are those that were given and have no meaning yet."""
+        for name, given in refused.items():
+            if given:
+                raise ConfigError(f"{name} is not supported together with stages=. See docs/limits.md.")
+        _check_job(job)
+        if not callable(optimizer) or isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"with stages, optimizer= is a function, not a {type(optimizer).__name__}, since each device updates "
+                "what it holds: optimizer=lambda params: torch.optim.AdamW(params, lr=3e-4)."
+            )
+        if not callable(loss_fn):
+            raise ConfigError("with stages, loss_fn(output, batch) gets the last stage's output: give a function")
+        if copies < 1:
+            raise ConfigError(f"copies={copies}, expected at least 1: on how many devices each stage is kept")
+        check_schedule(schedule)
+        return cls(Cut(stages, tied), optimizer, loss_fn, copies, schedule, recompute)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What makes a job this one."""
+        return {"stages": self.cut.count, "tied": dict(sorted(self.cut.homes.items()))}
+
+    @property
+    def optimizer_facts(self) -> dict[str, str]:
+        """The settings of the optimizers, as any unit's has them."""
+        return run_facts.optimizer_settings([self.make_optimizer([nn.Parameter(torch.zeros(1))])])
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.cut.shapes[name].numel() for unit in self.cut.units for name in unit.parameters)
+
+
+class StagedEngine:
+    """The parts of a Trainer's engine that are others where the model is cut."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        live: Live,
+        peers: Peers,
+        device: torch.device,
+        seed: int,
+        virtual_nodes: int,
+        trainer: int,
+        clip_grad_norm: float | None,
+        on_nan: str,
+    ) -> None:
+        cut = staging.cut
+        if cut.is_built:
+            preparation.share_initial_model(peers, cut.modules)
+        held = HeldStages(cut, staging.make_optimizer, seed, device)
+        sums = JobSums(cut, virtual_nodes)
+        choice = GridChoice(cut.count, virtual_nodes, staging.copies, _rows_by_hand(peers.membership.job))
+        self.state = StagedState(cut, held, sums, choice, peers, device)
+        self.live = replace(live, stages=self.state, files=StagedFiles(self.state, peers), reductions={"": sums})
+        cells = CellRunner(cut, held, sums, staging.loss_fn, seed, recompute=staging.recompute)
+        settings = StagedSettings(seed, virtual_nodes, trainer, clip_grad_norm, on_nan, staging.schedule)
+        self.runner = StagedRunner(self.state, cells, settings, peers, live.metric_names, live.parts)
+        self.inference = StagedInference(self.state, seed, peers)
+        if not peers.membership.joining:
+            self.state.warn_of_risk()
+
+
+def refuse_without_stages(job: JobContext, given: Mapping[str, bool]) -> None:
+    """A mapping with rows is for a model that is cut, and so are the arguments that are *given*."""
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(f"{name} belongs to stages=, and this Trainer has none.")
+    if job.description.cells is not None:
+        raise ConfigError(
+            "--mapping has a row for each of several stages, and this Trainer has none. Give one device index for each "
+            "virtual node, or cut the model: vf.Trainer(stages=[...], ...)."
+        )
+
+
+def _rows_by_hand(job: JobContext) -> tuple[tuple[int, ...], ...] | None:
+    """The grid that was given by hand; one row, a mapping of virtual nodes, counts for all stages."""
+    description = job.description
+    if description.cells is None and description.owners is not None:
+        return (description.owners,)
+    return description.cells
+
+
+def _check_job(job: JobContext) -> None:
+    if job.mixed:
+        raise ConfigError("stages= on devices of different types is not supported: their kernels round differently.")
+    if job.description.audit:
+        raise ConfigError("--audit is not supported together with stages=: it compares whole models. Leave it out.")
+    if isinstance(job.instruments, Measurement | Emulation):
+        raise ConfigError("vf profile and emulated devices are not supported together with stages=.")

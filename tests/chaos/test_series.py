@@ -1,0 +1,43 @@
+"""What ``make chaos`` says: of schedules that hang or fail, too."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.series import Series, assert_no_orphans, commit
+
+
+def test_a_series_goes_on_after_a_failure_and_a_hang_and_reports_all(tmp_path: Path) -> None:
+    def schedule(seed: int, folder: Path) -> Counter[str]:
+        (folder / "events").write_text("what happened")
+        assert seed != 2, "another digest"
+        while seed == 3:
+            time.sleep(60)
+        return Counter(kill=seed)
+
+    series = Series("job", tmp_path / "evidence", limit_seconds=0.5)
+    assert [series.run(seed, schedule) for seed in (1, 2, 3, 4)] == [True, False, False, True]
+    assert (series.passed, list(series.failed), series.counts) == ([1, 4], [2, 3], {"kill": 5})
+    report = series.report()
+    assert f"job: 4 schedules, seeds 1 to 4, commit {commit()}" in report
+    assert "2 held, 2 failed; 5 strikes that had an effect" in report
+    assert "FAILED seed 2: AssertionError: another digest" in report
+    assert "FAILED seed 3: Hung: not through after 0 s" in report
+    assert (tmp_path / "evidence" / "job-2" / "events").read_text() == "what happened"
+    assert "another digest" in (tmp_path / "evidence" / "job-2" / "why.txt").read_text()
+    assert "time.sleep" in (tmp_path / "evidence" / "job-3" / "why.txt").read_text()
+    assert not (tmp_path / "evidence" / "job-1").exists()
+
+
+def test_a_process_that_is_left_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.chaos.series.ORPHAN_SECONDS", 0.1)
+    with subprocess.Popen(["sleep", "60"], env={"VF_MARK": "of this test"}, start_new_session=True) as left:
+        assert_no_orphans("VF_MARK=of this test", lambda: {left.pid})
+        with pytest.raises(AssertionError, match=rf"left behind: {left.pid} .*sleep 60"):
+            assert_no_orphans("VF_MARK=of this test")
+        left.kill()

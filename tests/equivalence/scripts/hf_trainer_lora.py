@@ -1,0 +1,65 @@
+"""transformers' Trainer fine-tunes adapters of peft, in bf16, with a loss of its own, and evaluates every epoch."""
+
+import json
+import tempfile
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.nn.functional import cross_entropy
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+
+import virtualflow as vf
+from virtualflow.transformers import Trainer
+
+WORDS = 64
+
+
+class Weighted(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")[:, 1:]
+        outputs = model(**inputs)
+        total = cross_entropy(
+            outputs.logits[:, :-1].reshape(-1, WORDS), labels.reshape(-1), reduction="sum", label_smoothing=0.1
+        )
+        loss = total / ((labels != -100).sum() if num_items_in_batch is None else num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+
+def padded(rows):
+    width = max(len(row) for row in rows)
+    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)], mask[place, : len(row)] = row, 1
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+vf.seed(0)
+sentences = [torch.randint(1, WORDS, (5 + 7 * number % 12,)) for number in range(45)]
+config = GPT2Config(vocab_size=WORDS, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+model = get_peft_model(
+    GPT2LMHeadModel(config), LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
+)
+arguments = TrainingArguments(
+    tempfile.gettempdir(),
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=4,
+    num_train_epochs=3,
+    learning_rate=5e-3,
+    lr_scheduler_type="cosine",
+    warmup_steps=3,
+    max_grad_norm=0.5,
+    logging_steps=2,
+    eval_strategy="epoch",
+    save_strategy="no",
+    report_to=[],
+    disable_tqdm=True,
+    use_cpu=True,
+    bf16=True,
+)
+trainer = Weighted(model, arguments, train_dataset=sentences[:33], eval_dataset=sentences[33:], data_collator=padded)
+trainer.train()
+timed = ("runtime", "per_second")
+history = [
+    {key: row[key] for key in row if not any(word in key for word in timed)} for row in trainer.state.log_history
+]
+print(trainer.digest(), json.dumps(history))

@@ -1,0 +1,45 @@
+"""How long a job will take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from virtualflow.core.job_description import JobDescription
+from virtualflow.events import EpochStarted
+from virtualflow.job.history import Watch
+from virtualflow.manager.estimates import UNKNOWN_SECONDS, done_seconds, expected_seconds, new_estimate
+from virtualflow.manager.record import Record
+
+RECORD = Record("id", JobDescription("train.py"), "/", "python", 1.0, 4, 1, 0.0, virtual_nodes=8)
+
+
+def watch(steps: int | None = None, **seen: object) -> Watch:
+    """What has been seen of a job that has so many *steps*, if it has said so."""
+    watch = Watch(Path("none"), **seen)  # type: ignore[arg-type]
+    if steps is not None:
+        watch.add(0.0, EpochStarted(0, epochs=1, steps=steps, first_step=0))
+    return watch
+
+
+def test_the_owners_word_counts_until_steps_show_more() -> None:
+    assert expected_seconds(RECORD) == UNKNOWN_SECONDS
+    assert expected_seconds(replace(RECORD, expect_seconds=60.0)) == 60.0
+    assert new_estimate(RECORD, watch()) is None
+
+
+def test_an_estimate_is_for_the_full_demand() -> None:
+    seen = watch(steps=1000, step_seconds=0.5, devices=2)
+    assert new_estimate(RECORD, seen) == 250.0  # on four devices
+
+
+def test_an_estimate_that_hardly_differs_is_nothing_new() -> None:
+    seen = watch(steps=1000, step_seconds=0.5, devices=2)
+    assert new_estimate(replace(RECORD, expect_seconds=255.0), seen) is None
+
+
+@pytest.mark.parametrize(("step", "done"), [(0, 0.0), (50, 30.0), (200, 60.0)])
+def test_what_is_done_is_a_part_of_the_expected_time(step: int, done: float) -> None:
+    assert done_seconds(replace(RECORD, expect_seconds=60.0), watch(step=step, steps=100)) == done

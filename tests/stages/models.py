@@ -1,0 +1,127 @@
+"""Two small models that are cut into four stages: a GPT with tied embeddings and dropout, a ResNet with batch norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, mse_loss, relu, scaled_dot_product_attention
+from torch.utils.data import TensorDataset
+
+WORDS, WIDTH, HEADS, LENGTH = 64, 32, 4, 12
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.first(x)).view(batch, length, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+        y = scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1 if self.training else 0.0)
+        x = x + self.drop(self.out(y.transpose(1, 2).reshape(batch, length, width)))
+        return x + self.drop(self.down(gelu(self.up(self.second(x)))))
+
+
+class Embed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.wpe, self.drop = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH), nn.Dropout(0.1)
+        nn.init.normal_(self.wte.weight, std=0.02)
+        self.block = Block()
+
+    def forward(self, _: None, batch: list[Tensor]) -> Tensor:
+        words = batch[0][:, :-1]
+        return self.block(self.drop(self.wte(words) + self.wpe.weight[: words.shape[1]]))
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.norm, self.out = Block(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(self.block(x)))
+
+
+def gpt_loss(output: Tensor, batch: list[Tensor]) -> tuple[Tensor, float]:
+    targets = batch[0][:, 1:]
+    return cross_entropy(output.flatten(0, 1), targets.flatten(), reduction="sum"), float(targets.numel())
+
+
+def gpt_metric(output: Tensor, batch: list[Tensor]) -> tuple[Tensor, int]:
+    targets = batch[0][:, 1:]
+    return (output.argmax(-1) == targets).sum(), targets.numel()
+
+
+class Basic(nn.Module):
+    def __init__(self, before: int, after: int, stride: int = 1) -> None:
+        super().__init__()
+        self.one, self.norm_one = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
+        self.two, self.norm_two = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
+        self.short = nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm_two(self.two(relu(self.norm_one(self.one(x)))))
+        return relu(y + self.short(x))
+
+
+def mean_loss(output: Tensor, batch: list[Tensor]) -> Tensor:
+    return cross_entropy(output, batch[1])
+
+
+def accuracy(output: Tensor, batch: list[Tensor]) -> tuple[Tensor, int]:
+    return (output.argmax(-1) == batch[1]).sum(), len(output)
+
+
+def gpt_arguments() -> dict[str, object]:
+    return {
+        "stages": [Embed, Block, lambda: nn.Sequential(Block(), Block()), Head],
+        "tied": {"3.out.weight": "0.wte.weight"},
+        "optimizer": lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1),
+        "loss_fn": gpt_loss,
+        "clip_grad_norm": 0.5,
+    }
+
+
+def resnet_arguments() -> dict[str, object]:
+    return {
+        "stages": [
+            lambda: nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+            lambda: nn.Sequential(Basic(8, 8), nn.Dropout(0.1)),
+            lambda: Basic(8, 16, 2),
+            lambda: nn.Sequential(Basic(16, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)),
+        ],
+        "optimizer": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
+        "loss_fn": mean_loss,
+    }
+
+
+def wide_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+
+
+def wide_arguments() -> dict[str, object]:
+    """Its memory is that of weights, sums and the optimizer's state, and little else."""
+    return {
+        "stages": [wide_layers] * 4,
+        "optimizer": lambda params: torch.optim.AdamW(params, lr=1e-3),
+        "loss_fn": lambda output, batch: mse_loss(output, batch[1]),
+    }
+
+
+MODELS = {"gpt": gpt_arguments, "resnet": resnet_arguments, "wide": wide_arguments}
+METRICS = {"gpt": gpt_metric, "resnet": accuracy}
+
+
+def examples(model: str, count: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    if model == "gpt":
+        return TensorDataset(torch.randint(0, WORDS, (count, LENGTH + 1), generator=generator))
+    if model == "wide":
+        return TensorDataset(torch.randn(count, 512, generator=generator), torch.randn(count, 512, generator=generator))
+    images = torch.randn(count, 3, 8, 8, generator=generator)
+    return TensorDataset(images, torch.randint(0, 5, (count,), generator=generator))

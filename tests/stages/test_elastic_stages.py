@@ -1,0 +1,97 @@
+"""Devices come, go and die while a model that is cut trains: the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.chaos.harness import Chaos, Strike
+from tests.conftest import Finished, Launcher
+from tests.stages.test_same_bits_with_stages import JOB, assert_same_bits, run
+from virtualflow.backends.local import LocalBackend
+from virtualflow.core.faults import STAGE_POINTS
+
+IN_THE_STEP = (
+    "forward",
+    "backward",
+    "bucket",
+    "before the scalars",
+    "after the scalars",
+    "optimizer",
+    "after the commit",
+)
+CASE = {"epochs": 4, "copies": 2}
+
+
+@pytest.fixture(scope="module")
+def calm(run_on_cpus: Launcher) -> dict[str, Finished]:
+    return {model: run(run_on_cpus, model=model, **CASE) for model in ("gpt", "resnet")}
+
+
+def struck(finished: Finished) -> int:
+    return len(list((finished.folder / "ids").glob("struck-*")))
+
+
+def undisturbed(finished: Finished, calm: Finished) -> None:
+    assert finished.outcome.code == 0, finished.failure + "".join(map(str, finished.printed.text.values()))
+    assert_same_bits(calm, finished)
+
+
+@pytest.mark.parametrize("point", [*IN_THE_STEP, *STAGE_POINTS])
+def test_a_worker_killed_in_a_step(cpus: LocalBackend, tmp_path: Path, calm: dict[str, Finished], point: str) -> None:
+    device = "1" if point in ("receive activations", "send gradients") else "0"
+    finished = Chaos(cpus, tmp_path / "job", devices=3, script=JOB).run(
+        faults=[(device, point, 7)], model="gpt", **CASE
+    )
+    assert struck(finished) == 1
+    undisturbed(finished, calm["gpt"])
+
+
+def test_two_killed_one_after_another(cpus: LocalBackend, tmp_path: Path, calm: dict[str, Finished]) -> None:
+    faults = [("3", "forward", 9), ("1", "backward", 25)]
+    finished = Chaos(cpus, tmp_path / "job", devices=4, script=JOB).run(faults=faults, model="resnet", **CASE)
+    assert struck(finished) == 2
+    undisturbed(finished, calm["resnet"])
+
+
+@pytest.mark.parametrize("model", ["gpt", "resnet"])
+def test_a_job_grows_and_shrinks(cpus: LocalBackend, tmp_path: Path, calm: dict[str, Finished], model: str) -> None:
+    strikes = [Strike(2, "resize", devices=4), Strike(5, "resize", devices=3), Strike(7, "resize", devices=1)]
+    chaos = Chaos(cpus, tmp_path / "job", devices=2, script=JOB)
+    finished = chaos.run_held(strikes, model=model, **CASE)
+    assert chaos.done["resize"] == 3
+    undisturbed(finished, calm[model])
+
+
+def test_without_copies_a_death_ends_the_job_and_says_what_is_lost(cpus: LocalBackend, tmp_path: Path) -> None:
+    chaos = Chaos(cpus, tmp_path / "job", devices=2, script=JOB)
+    finished = chaos.run(faults=[("1", "backward", 7)], model="gpt", epochs=2, copies=1)
+    assert finished.outcome.code != 0
+    assert "stage(s) 2, 3 are lost" in finished.failure
+    assert "stage(s) 0, 1, 2, 3 are on one device each" in finished.err()
+
+
+@pytest.mark.parametrize("model", ["gpt", "resnet"])
+@pytest.mark.parametrize(("first", "then"), [(3, 1), (1, 4), (4, 2)])
+def test_a_job_resumed_on_another_shape_ends_with_the_same_bits(
+    run_job: Launcher, calm: dict[str, Finished], tmp_path: Path, model: str, first: int, then: int
+) -> None:
+    checkpoint = str(tmp_path / "checkpoint.pt")
+    run(run_job, first, model=model, stop_at=4, save=checkpoint, **CASE)
+    assert_same_bits(calm[model], run(run_job, then, model=model, load=checkpoint, **CASE))
+
+
+def test_an_export_is_a_plain_state_dict(run_job: Launcher, tmp_path: Path) -> None:
+    one, other = str(tmp_path / "one.pt"), str(tmp_path / "other.pt")
+    run(run_job, 1, export=one, epochs=1)
+    run(run_job, 3, export=other, epochs=1)
+    mine, theirs = torch.load(one), torch.load(other)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    from tests.stages.models import MODELS
+
+    stages = torch.nn.ModuleList(build() for build in MODELS["gpt"]()["stages"])
+    stages.load_state_dict(mine)
+    assert torch.equal(stages[3].out.weight, stages[0].wte.weight)
