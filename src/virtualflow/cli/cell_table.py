@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -42,17 +43,27 @@ def cell_report(cells: Cells, pipeline: str) -> dict[str, Any]:
         }
         for device in cells.devices
     ]
-    grid = [[route[stage] for route in cells.routes] for stage in range(cells.stages)]
-    return {"stages": cells.stages, "pipeline": pipeline, "grid": grid, "at_risk": cells.at_risk(), "cells": devices}
+    facts = {"stages": cells.stages, "pipeline": pipeline, "grid": cells.rows}
+    return facts | {"at_risk": cells.at_risk(), "cells": devices}
+
+
+def grid_table(rows: Sequence[Sequence[str]], colours: Mapping[str, str]) -> Table:
+    """The grid as a picture: stages down, virtual nodes across."""
+    grid = Table("stage", *(f"node {node}" for node in range(len(rows[0]))), title="who runs which cell")
+    for stage, owners in enumerate(rows):
+        grid.add_row(str(stage), *(Text(owner, style=colours[owner]) for owner in owners))
+    return grid
+
+
+def colours_of(devices: Iterable[str]) -> dict[str, str]:
+    """A colour for each device."""
+    return {device: COLOURS[place % len(COLOURS)] for place, device in enumerate(devices)}
 
 
 def print_cells(report: dict[str, Any], console: Console) -> None:
     rows = report["cells"]
-    colours = {row["device"]: COLOURS[place % len(COLOURS)] for place, row in enumerate(rows)}
-    grid = Table("stage", *(f"node {node}" for node in range(len(report["grid"][0]))), title="who runs which cell")
-    for stage, owners in enumerate(report["grid"]):
-        grid.add_row(str(stage), *(Text(owner, style=colours[owner]) for owner in owners))
-    console.print(grid)
+    colours = colours_of(row["device"] for row in rows)
+    console.print(grid_table(report["grid"], colours))
     table = Table("device", "cells", "runs stages", "holds stages", "bubble", "activations at most")
     for row in rows:
         runs, holds = (", ".join(map(str, row[key])) for key in ("runs_stages", "holds_stages"))

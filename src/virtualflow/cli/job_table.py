@@ -18,7 +18,14 @@ from virtualflow.core.job_view import JobView
 WIDE = 200  # columns for --wide where the terminal has fewer: a line may wrap, a word is never cut
 MAX_REASONS = 10  # below a table that has no column for them
 TIMES = ("submitted", "started", "ended")
-ELSEWHERE = ("events", "failure", "workers", "mapping")  # of a job's facts: shown in another way, or not at all
+ELSEWHERE = (
+    "events",
+    "failure",
+    "workers",
+    "mapping",
+    "cells",
+    "shadows",
+)  # of a job's facts: shown in another way, or not at all
 
 
 def views_of(jobs: Sequence[dict[str, Any]]) -> list[JobView]:

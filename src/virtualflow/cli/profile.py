@@ -32,12 +32,11 @@ from virtualflow.cli.screen import screen
 from virtualflow.core import profile as profiles
 from virtualflow.core.device_choice import AUTO
 from virtualflow.core.profile import BEYOND, Communication, Point, Profile, Workload
+from virtualflow.core.sizes import parse_size
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.profiling.bench import Bench, CommunicationCosts, InterruptedMeasurement, JoinAddress, Show
 from virtualflow.solver import profile_files
 from virtualflow.system.text import visible
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def profile(
@@ -100,7 +99,7 @@ def profile(
     check_folder(folder)
     named = devices or f"{device_type}:1"
     known = devices_of(named, device_file, emulate, time_scale)
-    limit = _bytes(memory_limit) if memory_limit else None
+    limit = parse_size(memory_limit, "--memory-limit") if memory_limit else None
     want = {"what": "node sizes", "largest": largest, "seconds": 60 * minutes, "memory_limit": limit}
     console = screen(stderr=True, highlight=False)
     by_devices: CommunicationCosts = ()
@@ -173,10 +172,3 @@ def _profile(device_type: str, result: dict[str, Any]) -> Profile:
     return Profile(
         device_type, points, max(0.0, result["update_seconds"]), result["facts"], "vf profile", result["ended_by"]
     )
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ConfigError(f"--memory-limit {text}: expected a size such as 512M or 2G")
-    return int(float(match[1]) * _UNITS[match[2].upper()])

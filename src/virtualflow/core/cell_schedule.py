@@ -97,7 +97,7 @@ def segments(route: Sequence[DeviceId]) -> list[Stretch]:
     return [(device, tuple(stages)) for device, stages in found]
 
 
-def _flight_limit(routes: Iterable[list[Stretch]], device: DeviceId) -> int:
+def flight_limit(routes: Iterable[list[Stretch]], device: DeviceId) -> int:
     """How many segments a device may have between forward and backward: they must cover the way to the loss and back.
 
     In a plain pipeline that is the number of devices from here to its end. If a route passes here n times
@@ -130,7 +130,7 @@ class _Simulation:
         self._kind, self._costs = kind, costs
         self._devices = cells.devices
         self._segments = {node: segments(cells.routes[node]) for node in busy}
-        self._limits = {device: _flight_limit(self._segments.values(), device) for device in self._devices}
+        self._limits = {device: flight_limit(self._segments.values(), device) for device in self._devices}
         owners = [device for route in self._segments.values() for device, _ in route]
         self._forwards_left = {device: owners.count(device) for device in self._devices}
         self._flying = dict.fromkeys(self._devices, 0)

@@ -6,6 +6,7 @@ virtual nodes across.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,16 @@ class Cells:
             raise MappingError("every virtual node of a grid passes through the same number of stages")
         if self.shadows and len(self.shadows) != self.stages:
             raise MappingError(f"the grid has {self.stages} stages, and shadows are given for {len(self.shadows)}")
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Sequence[DeviceId]], shadows: Iterable[Sequence[DeviceId]] = ()) -> Cells:
+        """The grid as it is drawn and written down: for each stage, the device of each virtual node."""
+        return cls(tuple(zip(*rows, strict=True)), tuple(map(tuple, shadows)))
+
+    @property
+    def rows(self) -> list[list[DeviceId]]:
+        """For each stage, the device of each virtual node."""
+        return [[route[stage] for route in self.routes] for stage in range(self.stages)]
 
     @property
     def stages(self) -> int:
@@ -85,9 +96,9 @@ def with_copies(cells: Cells, copies: int) -> Cells:
     """
     bare, shadows = replace(cells, shadows=()), []
     devices = bare.devices
-    held = {device: len(bare.stages_of(device)) for device in devices}
-    for stage in range(bare.stages):
-        runners = bare.runners(stage)
+    all_runners = [bare.runners(stage) for stage in range(bare.stages)]
+    held = Counter(device for runners in all_runners for device in runners)
+    for runners in all_runners:
         free = sorted((d for d in devices if d not in runners), key=lambda d: (held[d], devices.index(d)))
         chosen = tuple(free[: max(0, copies - len(runners))])
         for device in chosen:

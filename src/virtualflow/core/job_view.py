@@ -63,6 +63,7 @@ class JobView:
     ended: float | None
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each, by name
     use: dict[str, DeviceUse] = field(default_factory=dict)  # of each device, while the job runs
+    stages: int | None = None  # that its model is cut into; *mapping* has the nodes of which a device runs any stage
 
     @property
     def part_done(self) -> float | None:
@@ -86,6 +87,8 @@ class JobDetails:
     failure: str | None = None
     launches: int = 0
     retries: int = 0
+    cells: Sequence[Sequence[str]] = ()  # of a model in stages: for each, the device of each virtual node
+    shadows: Sequence[Sequence[str]] = ()  # for each stage, the devices that hold it besides
 
     def with_view(self, view: JobView) -> dict[str, Any]:
         """All of it as JSON."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from virtualflow.core.job_state import JobState
 from virtualflow.core.job_view import JobView, Progress
+from virtualflow.job.status import with_cells
 from virtualflow.manager import lifecycle
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.record import Record, Wish
@@ -19,9 +20,10 @@ STOPPING = {
 def view_of(manager: Manager, record: Record, place: int | None, now: float) -> JobView:
     """A job of *manager*; *place* is its place in the queue."""
     runs = record.state == JobState.RUNNING
-    status = manager.fleet.status(record.id) if runs else None
-    workers = status.workers if status is not None else ()
     watch = manager.fleet.watch(record.id) if record.started is not None else None
+    cells = watch.cells if watch is not None else None
+    status = manager.fleet.status(record.id) if runs else None
+    workers = with_cells(status, cells).workers if status is not None else ()
     progress = watch.progress(running=runs) if watch is not None else Progress()
     use = manager.fleet.use(record.id) if runs else {}
     run_seconds = lifecycle.run_seconds(record, now)
@@ -43,6 +45,7 @@ def view_of(manager: Manager, record: Record, place: int | None, now: float) -> 
         min=record.min,
         cap=record.cap,
         virtual_nodes=record.virtual_nodes,
+        stages=cells.stages if cells is not None else None,
         mapping={worker.device: list(worker.virtual_nodes) for worker in workers},
         queued_seconds=round(max(0.0, (record.ended or now) - record.submitted - run_seconds), 1),
         run_seconds=round(run_seconds, 1),

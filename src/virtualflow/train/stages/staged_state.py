@@ -66,7 +66,11 @@ class StagedState:
 
     def cells_now(self) -> Cells:
         """The grid on the devices that the job has now."""
-        return self._choice.on(self._membership.devices)
+        return self.cells_on(self._membership.devices)
+
+    def cells_on(self, devices: Sequence[DeviceId]) -> Cells:
+        """The grid that the job has on *devices*."""
+        return self._choice.on(devices)
 
     def warn_of_risk(self) -> None:
         """Say what the death of a device would cost, before anything is trained."""
