@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from virtualflow.core.job_state import JobState
+from virtualflow.core.memory_needs import MemoryNeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class JobDetails:
     failure: str | None = None
     launches: int = 0
     retries: int = 0
+    memory: MemoryNeeds | None = None
     cells: Sequence[Sequence[str]] = ()  # of a model in stages: for each, the device of each virtual node
     shadows: Sequence[Sequence[str]] = ()  # for each stage, the devices that hold it besides
 

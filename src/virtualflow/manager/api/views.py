@@ -137,6 +137,7 @@ class ClusterSource:
                 record.failure,
                 record.launches,
                 record.retries,
+                record.description.memory,
                 *_grid(cells),
             )
             return details.with_view(view)
@@ -149,7 +150,12 @@ class ClusterSource:
         placement = manager.scheduler.placement
         return [
             DeviceView(
-                name, type_of(name), placement.machine_of(name), by_device.get(name), lost=name in placement.lost
+                name,
+                type_of(name),
+                placement.machine_of(name),
+                by_device.get(name),
+                lost=name in placement.lost,
+                memory=manager.cluster.memory.get(type_of(name)),
             )
             for name in placement.devices
         ]

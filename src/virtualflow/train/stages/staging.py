@@ -11,6 +11,7 @@ from torch import nn
 
 from virtualflow.core.cell_schedule import check_schedule
 from virtualflow.core.membership import JobContext
+from virtualflow.core.memory_needs import MemoryNeeds
 from virtualflow.errors import ConfigError
 from virtualflow.train import preparation, run_facts
 from virtualflow.train.committed import Live
@@ -102,7 +103,10 @@ class StagedEngine:
             preparation.share_initial_model(peers, cut.modules)
         held = HeldStages(cut, staging.make_optimizer, seed, device)
         sums = JobSums(cut, virtual_nodes)
-        choice = GridChoice(cut.count, virtual_nodes, staging.copies, _rows_by_hand(peers.membership.job))
+        job = peers.membership.job
+        memory = _stated_memory(job, cut.count, staging.copies)
+        limit = job.description.device_bytes
+        choice = GridChoice(cut.count, virtual_nodes, staging.copies, _rows_by_hand(job), memory, limit)
         self.state = StagedState(cut, held, sums, choice, peers, device)
         self.live = replace(live, stages=self.state, files=StagedFiles(self.state, peers), reductions={"": sums})
         cells = CellRunner(cut, held, sums, staging.loss_fn, seed, recompute=staging.recompute)
@@ -131,6 +135,19 @@ def _rows_by_hand(job: JobContext) -> tuple[tuple[int, ...], ...] | None:
     if description.cells is None and description.owners is not None:
         return (description.owners,)
     return description.cells
+
+
+def _stated_memory(job: JobContext, stages: int, copies: int) -> MemoryNeeds | None:
+    """What the job's owner has stated of its stages. Raises ConfigError if that is of another cut."""
+    memory = job.description.memory
+    if memory is None or not memory.is_cut:
+        return None
+    if (len(memory.stages), memory.copies) != (stages, copies):
+        raise ConfigError(
+            f"the job was submitted with the memory of {len(memory.stages)} stages and {memory.copies} copies of each, "
+            f"but this Trainer has {stages} stages and copies={copies}. Submit it with --memory and --copies of these."
+        )
+    return memory
 
 
 def _check_job(job: JobContext) -> None:
