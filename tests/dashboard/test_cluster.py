@@ -99,10 +99,8 @@ def test_the_grid_of_cells_is_live(page: Any, vf_home: Path, tmp_path: Path) -> 
             job = vf("status", "--json")
             assert json.loads(job)[0]["cells"] == [["0"] * 4, ["0"] * 4, ["1"] * 4, ["1"] * 4]
             vf("resize", json.loads(job)[0]["id"], "1")
-            page.wait_for_function(
-                "[...document.querySelectorAll('#cells td[data-device]')].every((cell) => cell.textContent === '0')",
-                timeout=LONG_MS,
-            )
+            page.locator("#cells td[data-device='1']").first.wait_for(state="detached", timeout=LONG_MS)
+            assert [cell.inner_text() for cell in cells.all()] == ["0"] * 4
             page.get_by_role("button", name="Stop…").click()
             page.get_by_role("button", name="Stop the job").click()
             assert run.wait(LONG_MS / 1000) == 0
