@@ -112,6 +112,15 @@ def test_a_job_that_turns_out_larger_goes_on_where_it_fits(policy: str) -> None:
     assert brain.counts() == {}
 
 
+def test_a_job_whose_memory_is_measured_stays_on_devices_that_hold_it() -> None:
+    brain = driven("wfs", "V100:2,K80:4", V100=8, K80=8)
+    unknown = replace(staged("job", 2), memory=None)
+    brain.tell(JobArrived(0.0, unknown))
+    assert brain.tell(JobChanged(0.0, replace(unknown, memory=FOUR))) == []
+    assert brain.brain.jobs["job"].counts == {"V100": 2}
+    assert brain.brain.jobs["job"].job.min == 2
+
+
 def test_a_job_that_is_found_on_devices_that_do_not_hold_it_gives_them_up() -> None:
     brain = driven("wfs", "V100:4,K80:2", V100=8, K80=2).brain
     found = (

@@ -54,6 +54,15 @@ def test_a_job_that_fits_no_single_device_gets_a_shape_that_holds_it_or_waits(se
     assert huge.view()["state"] == "QUEUED"
 
 
+def test_what_nobody_stated_is_measured_as_the_job_runs(service: Service) -> None:
+    job = service.submit(STAGED, slow=True)
+    needs = job.until(lambda view: view["memory"] is not None)["memory"]
+    assert (len(needs["stages"]), needs["copies"], needs["node"]) == (4, 2, 0)
+    assert min(needs["stages"]) > 0
+    job.let_go()
+    assert job.until_over()["state"] == "DONE"
+
+
 def test_a_statement_of_other_stages_is_refused_by_the_trainer(service: Service) -> None:
     job = service.submit(STAGED, memory={"stages": [GB] * 3, "copies": 2})
     assert "the memory of 3 stages and 2 copies of each, but this Trainer has 4 stages" in job.until_over()["failure"]

@@ -7,7 +7,7 @@ else: policies respect those, and know nothing of memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from virtualflow.cluster.job import Job
@@ -23,10 +23,10 @@ class DeviceMemory:
 
     sizes: Mapping[str, int]
 
-    def held(self, job: Job, devices: Mapping[str, int]) -> Job | None:
+    def held(self, job: Job, devices: Mapping[str, int], on: Collection[str] = ()) -> Job | None:
         """*job* with the minimum, the demand and the types that its memory needs; None if *devices*, by type, lack it.
 
-        Devices that are lost for the moment count.
+        Devices that are lost for the moment count. A job that is *on* a type stays there if that holds it.
         """
         if job.memory is None or not self.sizes:
             return job
@@ -37,7 +37,7 @@ class DeviceMemory:
         if not found:
             return None
         # Of the types that hold it, the first of those that have the most of what it asks for.
-        best = max(found, key=lambda name: min(devices[name], found[name].most))
+        best = max(found, key=lambda name: (name in on, min(devices[name], found[name].most)))
         least, most = found[best].least, found[best].most
         return replace(job, min=least, demand=max(least, min(job.demand, most)), types=frozenset((best,)))
 

@@ -149,11 +149,11 @@ class Scheduler:
         state = self._known(job.id)
         self._jobs_changed = True
         self.policy.forget(state.job)
-        held = self.held(job)
+        held = self.memory.held(job, self.placement.totals, state.counts)
         if job.id in self._queue:
             self._queue.remove(job.id)
         elif self._too_large.pop(job.id, None) is None:
-            if held is not None and held.types == state.job.types:
+            if held is not None and (held.types is None or held.types.issuperset(state.counts)):
                 return self._queue_suspended(self._assignment.ask_for(self._now, state, held))
             actions = self._queue_suspended(self._assignment.apply(self._now, [(state, NOTHING)]))
             self._queue.remove(job.id)

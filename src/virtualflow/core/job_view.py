@@ -31,6 +31,7 @@ class DeviceUse:
     cpu_cores: float  # kept busy, over the last seconds
     memory_bytes: int  # of main memory
     accelerator_bytes: int | None = None  # in tensors on its accelerator, by torch's count; None without one
+    stage_sizes: tuple[tuple[int, int], ...] = ()  # each stage that it holds, with its bytes after a step
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class RunStarted:
     waves: int
     cells: list[list[str]] = field(default_factory=list)
     shadows: list[list[str]] = field(default_factory=list)
+    copies: int = 1  # on how many devices each stage is kept, if there are as many
 
 
 @dataclass(frozen=True, slots=True)

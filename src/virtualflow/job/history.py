@@ -58,6 +58,7 @@ class Watch:
     )  # the devices from a time on; none: stopped
     last_time: float | None = None  # of the newest event
     cells: Cells | None = None  # of a model in stages: who runs and holds what, since its last start or change
+    copies: int = 1  # on how many devices each stage is to be kept
     _every: int = 1  # every how many steps there is a sample
     _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
     _total: StepTotal = field(default_factory=StepTotal)
@@ -100,6 +101,7 @@ class Watch:
         if self.last_time is not None:
             self.shapes.append((self.last_time, ()))
             self.samples.append(Sample(self.last_time, self.step, None, None, 0))
+        self.copies = event.copies
         self._note_devices(time, event)
 
     def _note_devices(self, time: float, event: RunStarted | Regrouped) -> None:

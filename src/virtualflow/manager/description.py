@@ -38,7 +38,7 @@ def for_scheduler(record: Record, devices: int) -> Job:
     """In a cluster of this size."""
     demand = min(record.max_devices, devices)
     length = expected_seconds(record)
-    memory = record.description.memory
+    memory = record.memory
     return Job(
         record.id,
         record.submitted,
@@ -66,6 +66,7 @@ def for_coordinator(
             device_type=cluster.device_type,
             emulated=emulated,
             device_bytes=min(limits, default=None),
+            memory=record.memory,
         ),
         devices,
         patience_seconds=cluster.patience_seconds,

@@ -85,6 +85,9 @@ class Reconciler:
             nodes = status.virtual_nodes
             if nodes is not None and nodes >= 1 and nodes != record.virtual_nodes:
                 self.learn(job_id, virtual_nodes=nodes)
+        measured = estimates.measured_memory(watch, self._fleet.use(job_id))
+        if measured is not None and measured != self._records[job_id].measured:
+            self.learn(job_id, measured=measured)
         self._estimate(job_id)
 
     def _note_pauses(self, job_id: str) -> None:

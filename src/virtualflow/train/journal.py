@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from virtualflow.core.cells import Cells
 from virtualflow.core.mapping import DeviceId
@@ -33,6 +33,14 @@ from virtualflow.train.position import Position
 from virtualflow.train.step import StepResult
 
 
+class Grid(Protocol):
+    """How a model in stages is mapped."""
+
+    @property
+    def copies(self) -> int: ...
+    def cells_on(self, devices: Sequence[DeviceId]) -> Cells: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """Who runs what now, as events have it."""
@@ -46,7 +54,7 @@ class _Layout:
 class Journal:
     """Records what a Trainer of *virtual_nodes* does. Every worker keeps one; the lead's is written.
 
-    *cells_on* is for a model that is cut: its grid on some devices.
+    *grid* is for a model that is cut.
     """
 
     def __init__(
@@ -55,11 +63,11 @@ class Journal:
         trainer: int,
         virtual_nodes: int,
         tools: Sequence[Tool] = (),
-        cells_on: Callable[[Sequence[DeviceId]], Cells] | None = None,
+        grid: Grid | None = None,
     ) -> None:
         self._peers = peers
         self._virtual_nodes = virtual_nodes
-        self._cells_on = cells_on
+        self._grid = grid
         job = self._membership.job
         stream = stream_of(job.folder, trainer)
         run = job.id if trainer == 1 else f"{job.id}-{trainer}"
@@ -78,13 +86,15 @@ class Journal:
     def run_started(self, facts: dict[str, Any]) -> None:
         devices = list(self._membership.devices)
         layout = self._layout(devices)
-        self._log.write(RunStarted(facts, devices, layout.mapping, layout.waves, layout.cells, layout.shadows))
+        copies = self._grid.copies if self._grid is not None else 1
+        layout_facts = (layout.mapping, layout.waves, layout.cells, layout.shadows, copies)
+        self._log.write(RunStarted(facts, devices, *layout_facts))
 
     def _layout(self, devices: Sequence[DeviceId]) -> _Layout:
-        if self._cells_on is None:
+        if self._grid is None:
             mapping = self._membership.mapping(self._virtual_nodes)
             return _Layout(list(mapping.devices), mapping.waves)
-        cells = self._cells_on(devices)
+        cells = self._grid.cells_on(devices)
         waves = max(len(cells.cells_of(device)) for device in cells.devices)
         return _Layout([], waves, cells.rows, [list(shadows) for shadows in cells.shadows])
 

@@ -137,7 +137,7 @@ class ClusterSource:
                 record.failure,
                 record.launches,
                 record.retries,
-                record.description.memory,
+                record.memory,
                 *_grid(cells),
             )
             return details.with_view(view)

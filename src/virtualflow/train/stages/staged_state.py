@@ -70,6 +70,10 @@ class StagedState:
             self._settled = self._membership.generation
             sums.adopt(held)
 
+    @property
+    def copies(self) -> int:
+        return self._choice.copies
+
     def cells_now(self) -> Cells:
         """The grid on the devices that the job has now."""
         return self.cells_on(self._membership.devices)

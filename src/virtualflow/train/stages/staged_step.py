@@ -34,6 +34,7 @@ from virtualflow.train.scalars import (
 from virtualflow.train.seeding import check_settings, reseed
 from virtualflow.train.stages.cell_runs import CellResults, CellRunner
 from virtualflow.train.stages.crossings import Crossings
+from virtualflow.train.stages.stage_sizes import stage_sizes
 from virtualflow.train.stages.staged_state import StagedState
 from virtualflow.train.stages.unit_sums import FIRST_TAG, add_over_devices
 from virtualflow.train.state import Parts
@@ -87,6 +88,7 @@ class StagedRunner:
         self._metric_names = metric_names
         self._replays = Replays(parts)
         self._adopted: dict[int, nn.Module] | None = None  # the modules whose gradients are taken in
+        self._measured: dict[int, nn.Module] | None = None  # the modules whose memory is known
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed, *, update: bool = True) -> StepResult:
         """Make one step on *batch*, together with the other workers."""
@@ -299,6 +301,8 @@ class StagedRunner:
                     state.held.buffers[name].copy_(self._new_buffers[name])
         state.sums.commit(agreed.peaks)
         state.committed()
+        if self._measured is not state.held.modules:
+            self._measured, self._peers.membership.stage_sizes = state.held.modules, stage_sizes(state.held)
         faults.reach("after the commit")
         reports = agreed.scalars.nodes.values()
         return StepResult(
