@@ -42,8 +42,8 @@ def needs_of(memory: str | None, node_memory: str | None, copies: int) -> Memory
         return None
     sizes: list[int] = []
     for part in memory.split(","):
-        size, _, times = part.lower().partition("x")
-        if times and not (times.isdecimal() and 0 < int(times) <= 4096):
+        size, is_several, times = part.lower().partition("x")
+        if is_several and not (times.isdecimal() and 0 < int(times) <= 4096):
             raise ConfigError(f"--memory {part}: expected a size, or one of several stages such as 4GBx6")
         sizes += [parse_size(size, "--memory")] * int(times or 1)
     node = parse_size(node_memory, "--node-memory") if node_memory is not None else 0

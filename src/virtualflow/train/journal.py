@@ -33,7 +33,7 @@ from virtualflow.train.position import Position
 from virtualflow.train.step import StepResult
 
 
-class Grid(Protocol):
+class HasCells(Protocol):
     """How a model in stages is mapped."""
 
     @property
@@ -63,7 +63,7 @@ class Journal:
         trainer: int,
         virtual_nodes: int,
         tools: Sequence[Tool] = (),
-        grid: Grid | None = None,
+        grid: HasCells | None = None,
     ) -> None:
         self._peers = peers
         self._virtual_nodes = virtual_nodes

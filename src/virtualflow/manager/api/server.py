@@ -44,7 +44,7 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Memory(_Body):
+class NeededMemory(_Body):
     """What a job needs, in bytes: for each stage, or one for a whole model; and for a virtual node's activations."""
 
     stages: tuple[Annotated[int, Field(ge=0, le=1 << 62)], ...] = Field(min_length=1, max_length=4096)
@@ -72,7 +72,7 @@ class Submit(_Body):
     preload: tuple[str, ...] | None = Field(default=None, max_length=100)
     emulated: dict[str, dict[str, Any]] = Field(default_factory=dict)
     from_checkpoint: str | None = Field(default=None, max_length=4096)  # a file on the manager's machine
-    memory: Memory | None = None
+    memory: NeededMemory | None = None
 
 
 class Resume(_Body):
