@@ -62,8 +62,8 @@ class DeviceMemory:
         count = max(job.min, min(job.virtual_nodes, needs.useful_devices))
         size = size_text(least_peak(needs, job.virtual_nodes, count))
         largest = size_text(max((self.sizes[name] for name in devices), default=0))
-        where = f"even on {count} devices each needs" if needs.is_cut else "it needs devices of at least"
-        return f"{where} {size}, and the largest here has {largest}"
+        what = f"even spread over {count} devices it needs one" if needs.is_cut else "it needs devices"
+        return f"{what} of at least {size}, and the largest here has {largest}"
 
 
 class HeldThroughput:

@@ -301,7 +301,7 @@ class StagedRunner:
                     state.held.buffers[name].copy_(self._new_buffers[name])
         state.sums.commit(agreed.peaks)
         state.committed()
-        if self._measured is not state.held.modules:
+        if self._settings.trainer == 1 and self._measured is not state.held.modules:
             self._measured, self._peers.membership.stage_sizes = state.held.modules, stage_sizes(state.held)
         faults.reach("after the commit")
         reports = agreed.scalars.nodes.values()

@@ -104,7 +104,7 @@ class StagedEngine:
         held = HeldStages(cut, staging.make_optimizer, seed, device)
         sums = JobSums(cut, virtual_nodes)
         job = peers.membership.job
-        memory = _stated_memory(job, cut.count, staging.copies)
+        memory = _stated_memory(job, cut.count, staging.copies) if trainer == 1 else None
         limit = job.description.device_bytes
         choice = GridChoice(cut.count, virtual_nodes, staging.copies, _rows_by_hand(job), memory, limit)
         self.state = StagedState(cut, held, sums, choice, peers, device)
