@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +40,10 @@ def struck(folder: Path) -> int:
     return len(list((folder / "ids").glob("struck-*")))
 
 
-def run_until_no_other_is_lost(
-    cpus: LocalBackend, folder: Path, devices: int, faults: list[tuple[str, str, int]], **options: Any
-) -> Finished:
-    """Run a job under *faults*; again if it lost a worker that none of them struck: copies= did not allow for that.
-
-    That happens, rarely and for a reason not yet known, while survivors regroup: see "Open" in docs/reliability.md.
-    """
-    for attempt in range(3):
-        finished = Chaos(cpus, folder / f"job-{attempt}", devices=devices).run(faults=faults, **options)
-        if json.loads((finished.folder / "state.json").read_text())["failures"] <= len(faults):
-            break
-    return finished
-
-
 @pytest.mark.parametrize("device", ["0", "2"])
 @pytest.mark.parametrize("point", IN_THE_STEP)
 def test_a_worker_killed_in_a_step(cpus: LocalBackend, tmp_path: Path, calm: Finished, point: str, device: str) -> None:
-    finished = run_until_no_other_is_lost(cpus, tmp_path, 4, [(device, point, 5)], **SHARDED)
+    finished = Chaos(cpus, tmp_path / "job", devices=4).run(faults=[(device, point, 5)], **SHARDED)
     assert struck(finished.folder) == 1
     assert_undisturbed(finished, calm)
 
@@ -69,7 +54,7 @@ def test_as_many_killed_at_once_as_the_copies_allow_for(
 ) -> None:
     hit = 1 if point == "move state" else 5
     faults = [("0", point, hit), ("2", point, hit)]
-    finished = run_until_no_other_is_lost(cpus, tmp_path, 5, faults, **SHARDED | {"copies": 3})
+    finished = Chaos(cpus, tmp_path / "job", devices=5).run(faults=faults, **SHARDED | {"copies": 3})
     assert struck(finished.folder) == 2
     assert_undisturbed(finished, calm)
 
@@ -84,7 +69,7 @@ def test_more_killed_at_once_than_the_copies_allow_for(cpus: LocalBackend, tmp_p
 def test_a_worker_killed_while_blocks_move(cpus: LocalBackend, tmp_path: Path, calm: Finished) -> None:
     # The first move is that of the start; the second follows the death of another worker.
     faults = [("3", "backward", 30), ("1", "move state", 2)]
-    finished = run_until_no_other_is_lost(cpus, tmp_path, 5, faults, **SHARDED | {"copies": 3})
+    finished = Chaos(cpus, tmp_path / "job", devices=5).run(faults=faults, **SHARDED | {"copies": 3})
     assert struck(finished.folder) == 2
     assert_undisturbed(finished, calm)
 
@@ -111,7 +96,7 @@ def test_a_save_whose_writer_dies_is_finished_by_the_next_lead(
     cpus: LocalBackend, tmp_path: Path, calm: Finished
 ) -> None:
     path = tmp_path / "c.pt"
-    finished = run_until_no_other_is_lost(cpus, tmp_path, 3, [("0", "save", 1)], save=str(path), **SHARDED)
+    finished = Chaos(cpus, tmp_path / "job", devices=3).run(faults=[("0", "save", 1)], save=str(path), **SHARDED)
     assert struck(finished.folder) == 1
     assert_undisturbed(finished, calm)
     assert path.exists()

@@ -181,8 +181,11 @@ class LocalBackend:
 
     def kill(self, process: int, signal_number: int) -> None:
         if process in self._alive:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.killpg(process, signal_number)
+            except ProcessLookupError:  # it was forked just now, and has no group of its own yet
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal_number)
 
     def place_of(self, process: int) -> Place:
         return Place(LOOPBACK, process)

@@ -21,6 +21,8 @@ POINTS = (
     "send state",
     "receive state",
     "joining",
+    "form group",
+    "compare connections",
 )
 STAGE_POINTS = (  # of a job whose model is cut into stages, besides those of every step
     "send activations",
