@@ -1,4 +1,7 @@
-"""Two small models that are cut into four stages: a GPT with tied embeddings and dropout, a ResNet with batch norm."""
+"""Small models that are cut into four stages.
+
+A GPT with tied embeddings, dropout and clipping; a ResNet with batch norm; a Llama of Hugging Face.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, mse_loss, relu, scaled_dot_product_attention
 from torch.utils.data import TensorDataset
+
+from virtualflow.train.stages.job_optimizer import NamedParameters
 
 WORDS, WIDTH, HEADS, LENGTH = 64, 32, 4, 12
 
@@ -77,11 +82,21 @@ def accuracy(output: Tensor, batch: list[Tensor]) -> tuple[Tensor, int]:
     return (output.argmax(-1) == batch[1]).sum(), len(output)
 
 
+def grouped(params: NamedParameters) -> torch.optim.Optimizer:
+    """Embeddings, by their names, and vectors do not decay."""
+    decays = {name: p.ndim > 1 and not name.endswith(("wte.weight", "wpe.weight")) for name, p in params.named()}
+    groups = [
+        {"params": [p for name, p in params.named() if decays[name] is decay], "weight_decay": rate}
+        for decay, rate in ((True, 0.1), (False, 0.0))
+    ]
+    return torch.optim.AdamW(groups, lr=1e-2)
+
+
 def gpt_arguments() -> dict[str, object]:
     return {
         "stages": [Embed, Block, lambda: nn.Sequential(Block(), Block()), Head],
         "tied": {"3.out.weight": "0.wte.weight"},
-        "optimizer": lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1),
+        "optimizer": grouped,
         "loss_fn": gpt_loss,
         "clip_grad_norm": 0.5,
     }
@@ -100,6 +115,29 @@ def resnet_arguments() -> dict[str, object]:
     }
 
 
+def llama_arguments() -> dict[str, object]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from virtualflow.transformers.hf_stages import hf_stages
+
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 4, "num_attention_heads": HEADS}
+    config = LlamaConfig(vocab_size=WORDS, num_key_value_heads=2, attention_dropout=0.1, **sizes)
+    return {
+        "stages": hf_stages(lambda: LlamaForCausalLM(config), cuts=(0, 1, 2, 3)),
+        "optimizer": lambda params: torch.optim.AdamW(params, lr=1e-3),
+        "loss_fn": llama_loss,
+        "clip_grad_norm": 1.0,
+    }
+
+
+def llama_loss(logits: Tensor, batch: list[Tensor]) -> tuple[Tensor, float]:
+    return gpt_loss(logits[:, :-1], batch)
+
+
+def llama_metric(logits: Tensor, batch: list[Tensor]) -> tuple[Tensor, int]:
+    return gpt_metric(logits[:, :-1], batch)
+
+
 def wide_layers() -> nn.Module:
     return nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
 
@@ -113,13 +151,13 @@ def wide_arguments() -> dict[str, object]:
     }
 
 
-MODELS = {"gpt": gpt_arguments, "resnet": resnet_arguments, "wide": wide_arguments}
-METRICS = {"gpt": gpt_metric, "resnet": accuracy}
+MODELS = {"gpt": gpt_arguments, "resnet": resnet_arguments, "llama": llama_arguments, "wide": wide_arguments}
+METRICS = {"gpt": gpt_metric, "resnet": accuracy, "llama": llama_metric}
 
 
 def examples(model: str, count: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(5)
-    if model == "gpt":
+    if model in ("gpt", "llama"):
         return TensorDataset(torch.randint(0, WORDS, (count, LENGTH + 1), generator=generator))
     if model == "wide":
         return TensorDataset(torch.randn(count, 512, generator=generator), torch.randn(count, 512, generator=generator))

@@ -58,9 +58,9 @@ def trained(**arguments: Any) -> vf.Trainer:
     [
         ({"model": nn.Linear(1, 1)}, "a model is not supported together with stages"),
         ({"reduction": "fast"}, "reduction='fast'"),
-        ({"state": [[1]]}, "state="),
+        ({"state": [nn.Linear(1, 1)]}, "state= holds a Linear"),
+        ({"state": [lambda optimizer: object()]}, "state= holds a object, which has no state_dict"),
         ({"on_gradients": print}, "on_gradients="),
-        ({"grad_scaler": torch.amp.GradScaler("cpu")}, "grad_scaler="),
         ({"backward": lambda loss: loss.backward()}, "backward="),
         ({"sharding": "state"}, "sharding="),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))])}, "optimizer= is a function"),
