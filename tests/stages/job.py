@@ -34,7 +34,6 @@ CASE = {
     "hold": None,
     "spared": 1,
     "capacity": None,  # bytes of a CUDA device's memory
-    "peak": False,
     "loss_scale": None,
 }
 
@@ -109,8 +108,6 @@ def main() -> None:
     if case["export"]:
         trainer.export(Path(case["export"]))
     digest = trainer.digest()
-    if trainer.is_lead and case["peak"]:
-        print(torch.cuda.max_memory_allocated())
     if trainer.is_lead:
         print(progress, schedule.get_last_lr(), digest)
 

@@ -5,9 +5,12 @@ A GPT with tied embeddings, dropout and clipping; a ResNet with batch norm; a Ll
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, mse_loss, relu, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, gelu, relu, scaled_dot_product_attention
 from torch.utils.data import TensorDataset
 
 from virtualflow.train.stages.job_optimizer import NamedParameters
@@ -16,11 +19,11 @@ WORDS, WIDTH, HEADS, LENGTH = 64, 32, 4, 12
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,11 +35,11 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.wte, self.wpe, self.drop = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH), nn.Dropout(0.1)
+        self.wte, self.wpe, self.drop = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width), nn.Dropout(0.1)
         nn.init.normal_(self.wte.weight, std=0.02)
-        self.block = Block()
+        self.block = Block(width)
 
     def forward(self, _: None, batch: list[Tensor]) -> Tensor:
         words = batch[0][:, :-1]
@@ -44,9 +47,9 @@ class Embed(nn.Module):
 
 
 class Head(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.block, self.norm, self.out = Block(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.block, self.norm, self.out = Block(width), nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.norm(self.block(x)))
@@ -92,9 +95,14 @@ def grouped(params: NamedParameters) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
-def gpt_arguments() -> dict[str, object]:
+def gpt_arguments(width: int = WIDTH) -> dict[str, Any]:
     return {
-        "stages": [Embed, Block, lambda: nn.Sequential(Block(), Block()), Head],
+        "stages": [
+            lambda: Embed(width),
+            lambda: Block(width),
+            lambda: nn.Sequential(Block(width), Block(width)),
+            lambda: Head(width),
+        ],
         "tied": {"3.out.weight": "0.wte.weight"},
         "optimizer": grouped,
         "loss_fn": gpt_loss,
@@ -102,25 +110,26 @@ def gpt_arguments() -> dict[str, object]:
     }
 
 
-def resnet_arguments() -> dict[str, object]:
+def resnet_arguments(width: int = 8) -> dict[str, Any]:
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return {
         "stages": [
-            lambda: nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
-            lambda: nn.Sequential(Basic(8, 8), nn.Dropout(0.1)),
-            lambda: Basic(8, 16, 2),
-            lambda: nn.Sequential(Basic(16, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)),
+            lambda: nn.Sequential(nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            lambda: nn.Sequential(Basic(width, width), nn.Dropout(0.1)),
+            lambda: Basic(width, 2 * width, 2),
+            lambda: nn.Sequential(Basic(2 * width, 2 * width), *head, nn.Linear(2 * width, 5)),
         ],
         "optimizer": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
         "loss_fn": mean_loss,
     }
 
 
-def llama_arguments() -> dict[str, object]:
+def llama_arguments(width: int = WIDTH) -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from virtualflow.transformers.hf_stages import hf_stages
 
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 4, "num_attention_heads": HEADS}
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 4, "num_attention_heads": HEADS}
     config = LlamaConfig(vocab_size=WORDS, num_key_value_heads=2, attention_dropout=0.1, **sizes)
     return {
         "stages": hf_stages(lambda: LlamaForCausalLM(config), cuts=(0, 1, 2, 3)),
@@ -138,28 +147,21 @@ def llama_metric(logits: Tensor, batch: list[Tensor]) -> tuple[Tensor, int]:
     return gpt_metric(logits[:, :-1], batch)
 
 
-def wide_layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
-
-
-def wide_arguments() -> dict[str, object]:
-    """Its memory is that of weights, sums and the optimizer's state, and little else."""
-    return {
-        "stages": [wide_layers] * 4,
-        "optimizer": lambda params: torch.optim.AdamW(params, lr=1e-3),
-        "loss_fn": lambda output, batch: mse_loss(output, batch[1]),
-    }
-
-
-MODELS = {"gpt": gpt_arguments, "resnet": resnet_arguments, "llama": llama_arguments, "wide": wide_arguments}
+MODELS: dict[str, Callable[[], dict[str, Any]]] = {
+    "gpt": gpt_arguments,
+    "resnet": resnet_arguments,
+    "llama": llama_arguments,
+    # The memory of these is that of weights, sums and the optimizer's state, and little else.
+    "large gpt": lambda: gpt_arguments(256),
+    "large resnet": lambda: resnet_arguments(64),
+    "large llama": lambda: llama_arguments(256),
+}
 METRICS = {"gpt": gpt_metric, "resnet": accuracy, "llama": llama_metric}
 
 
 def examples(model: str, count: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(5)
-    if model in ("gpt", "llama"):
+    if "resnet" not in model:
         return TensorDataset(torch.randint(0, WORDS, (count, LENGTH + 1), generator=generator))
-    if model == "wide":
-        return TensorDataset(torch.randn(count, 512, generator=generator), torch.randn(count, 512, generator=generator))
     images = torch.randn(count, 3, 8, 8, generator=generator)
     return TensorDataset(images, torch.randint(0, 5, (count,), generator=generator))

@@ -221,7 +221,7 @@ def test_several_tensors_may_skip_a_stage() -> None:
         def forward(self, x: tuple[Tensor, ...]) -> Tensor:
             return super().forward(x[0] + x[1]).squeeze(1)
 
-    stages = [First, lambda: Middle(3, 3), lambda: Last(3, 2)]
+    stages = [lambda: First(8), lambda: Middle(3, 3), lambda: Last(3, 2)]
     assert trained(stages=stages).digest() == trained(stages=stages, recompute=True).digest()
 
 

@@ -55,7 +55,7 @@ def test_a_worker_killed_in_a_step(
     undisturbed(finished, calm[model])
 
 
-@pytest.mark.parametrize(("device", "point"), zip("201", IN_INFERENCE, strict=True))
+@pytest.mark.parametrize(("device", "point"), list(zip("201", IN_INFERENCE, strict=True)))
 def test_a_worker_killed_in_an_evaluation(
     cpus: LocalBackend, run_on_cpus: Launcher, tmp_path: Path, device: str, point: str
 ) -> None:
