@@ -95,7 +95,7 @@ def trainer(stages: int, schedule: str) -> vf.Trainer:
 
 
 class TorchPipeline:
-    """torch.distributed.pipelining on the same stages, micro-batches and devices: rank r has stages r, r + devices..."""
+    """torch.distributed.pipelining on the same stages and micro-batches: rank r has stages r, r + devices, ..."""
 
     def __init__(self, stages: int, schedule: str, rank: int, devices: int) -> None:
         from torch.distributed import pipelining
@@ -123,8 +123,8 @@ class TorchPipeline:
         self._optimizer.zero_grad()
 
 
-def take_turns(stages: int, steps: int, schedule: str) -> dict[str, list[float]]:
-    """Seconds of each step of both. All workers meet before each."""
+def take_turns(stages: int, steps: int, schedule: str) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each step of both, and of the processors over all devices. All workers meet before each."""
     ours = trainer(stages, schedule)
     rank, devices = int(solo.current().device), len(solo.current().devices)
     store = ours.broadcast(tempfile.mkdtemp(prefix="vf-bench-"))
@@ -134,6 +134,7 @@ def take_turns(stages: int, steps: int, schedule: str) -> dict[str, list[float]]
     rows = dataset()
     batch = [torch.stack(part) for part in zip(*(rows[n] for n in range(VIRTUAL_NODES * NODE_SIZE)), strict=True)]
     seconds: dict[str, list[float]] = {"torch": [], "ours": []}
+    processor: dict[str, list[float]] = {"torch": [], "ours": []}
     for number, mine in enumerate(ours.steps(steps, rows)):
         sides: dict[str, Callable[[], object]] = {
             "torch": lambda: theirs.step(*batch),
@@ -141,12 +142,16 @@ def take_turns(stages: int, steps: int, schedule: str) -> dict[str, list[float]]
         }
         for side in ("torch", "ours") if number % 2 else ("ours", "torch"):
             torch.distributed.barrier()
-            started = time.perf_counter()
+            started, busy = time.perf_counter(), time.process_time()
             sides[side]()
+            processor[side].append(time.process_time() - busy)
             torch.distributed.barrier()
             seconds[side].append(time.perf_counter() - started)
     torch.distributed.destroy_process_group()
-    return {side: taken[2:] for side, taken in seconds.items()}  # the first ones are replayed
+    everyone = ours.gather(processor)
+    summed = {side: [sum(taken) for taken in zip(*(their[side] for their in everyone), strict=True)] for side in sides}
+    both = {"seconds": seconds, "processor": summed}
+    return {kind: {side: taken[2:] for side, taken in of.items()} for kind, of in both.items()}  # without replays
 
 
 def measured(what: str, stages: int, steps: int, schedule: str) -> dict[str, Any]:

@@ -65,7 +65,8 @@ class Trainer:
     *virtual_nodes* is their number, or their sizes.
 
     A model that is larger than a device is given as *stages* instead, functions that build its parts. Then
-    ``loss_fn(output, batch)`` gets the last one's output, and ``optimizer(params)`` makes an optimizer. *tied* names
+    ``loss_fn(output, batch)`` gets the last one's output, ``optimizer(params)`` makes an optimizer, and items of
+    *state* may be functions of ``trainer.optimizer``, which schedules need. *tied* names
     weights that are another stage's, *copies* says on how many devices each stage is kept, *pipeline* is "1f1b" or
     "gpipe", and with *recompute* activations are computed twice instead of kept.
 
@@ -460,6 +461,7 @@ class Trainer:
         """``function(model, batch)`` for every shard of *data*, in order, on every worker, without gradients.
 
         Shards are those of the virtual nodes, or of *batch_size* examples each. Results are tensors and plain values.
+        With stages, the function gets the last one's output, and the batch.
         """
         return self._calls.map(data, function, batch_size, collate_fn)
 
