@@ -25,7 +25,7 @@ from benchmarks.settings import Endless
 from virtualflow.train import other_optimizers, solo
 
 BYTES, WIDTH, HEADS, LENGTH = 256, 256, 4, 64
-LAYERS, VIRTUAL_NODES, NODE_SIZE = 8, 8, 4
+LAYERS, VIRTUAL_NODES, NODE_SIZE = 4, 8, 4
 
 
 class Layer(nn.Module):
@@ -176,4 +176,5 @@ def main() -> None:
         print(json.dumps(found))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -95,12 +95,12 @@ def grouped(params: NamedParameters) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
-def gpt_arguments(width: int = WIDTH) -> dict[str, Any]:
+def gpt_arguments(width: int = WIDTH, in_third: int = 2) -> dict[str, Any]:
     return {
         "stages": [
             lambda: Embed(width),
             lambda: Block(width),
-            lambda: nn.Sequential(Block(width), Block(width)),
+            lambda: nn.Sequential(*(Block(width) for _ in range(in_third))),
             lambda: Head(width),
         ],
         "tied": {"3.out.weight": "0.wte.weight"},
@@ -110,16 +110,28 @@ def gpt_arguments(width: int = WIDTH) -> dict[str, Any]:
     }
 
 
-def resnet_arguments(width: int = 8) -> dict[str, Any]:
-    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+def resnet_arguments() -> dict[str, Any]:
     return {
         "stages": [
-            lambda: nn.Sequential(nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            lambda: nn.Sequential(Basic(width, width), nn.Dropout(0.1)),
-            lambda: Basic(width, 2 * width, 2),
-            lambda: nn.Sequential(Basic(2 * width, 2 * width), *head, nn.Linear(2 * width, 5)),
+            lambda: nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+            lambda: nn.Sequential(Basic(8, 8), nn.Dropout(0.1)),
+            lambda: Basic(8, 16, 2),
+            lambda: nn.Sequential(Basic(16, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)),
         ],
         "optimizer": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
+        "loss_fn": mean_loss,
+    }
+
+
+def large_resnet_arguments(width: int = 256) -> dict[str, Any]:
+    return {
+        "stages": [
+            lambda: nn.Sequential(nn.Conv2d(3, width, 3, 1, 1, bias=False), Basic(width, width)),
+            lambda: nn.Sequential(Basic(width, width), nn.Dropout(0.1)),
+            lambda: Basic(width, width, 2),
+            lambda: nn.Sequential(Basic(width, width), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 5)),
+        ],
+        "optimizer": lambda params: torch.optim.AdamW(params, lr=1e-3),
         "loss_fn": mean_loss,
     }
 
@@ -151,9 +163,9 @@ MODELS: dict[str, Callable[[], dict[str, Any]]] = {
     "gpt": gpt_arguments,
     "resnet": resnet_arguments,
     "llama": llama_arguments,
-    # The memory of these is that of weights, sums and the optimizer's state, and little else.
-    "large gpt": lambda: gpt_arguments(256),
-    "large resnet": lambda: resnet_arguments(64),
+    # The memory of these is that of weights, sums and the optimizer's state, about as much in each stage.
+    "large gpt": lambda: gpt_arguments(256, in_third=1),
+    "large resnet": large_resnet_arguments,
     "large llama": lambda: llama_arguments(256),
 }
 METRICS = {"gpt": gpt_metric, "resnet": accuracy, "llama": llama_metric}

@@ -39,7 +39,7 @@ def test_a_model_that_fits_no_device_trains_on_four(run_on_gpus: Launcher, run_o
     case = {"model": f"large {model}", "epochs": 1}
     needed = plain(case["model"], None)
     assert needed.returncode == 0, needed.stderr
-    limit = int(0.7 * int(needed.stdout))
+    limit = int(0.75 * int(needed.stdout))
     assert "out of memory" in plain(case["model"], limit).stderr
     alone = run_on_gpus(JOB, 1, [json.dumps(case | {"capacity": limit})])
     assert alone.outcome.code != 0

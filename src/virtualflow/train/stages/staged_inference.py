@@ -21,7 +21,7 @@ from virtualflow.train.packed_values import gather_packed
 from virtualflow.train.peers import Peers
 from virtualflow.train.scalars import read_pairs, reduce_pairs
 from virtualflow.train.seeding import reseed
-from virtualflow.train.stages.crossings import Crossings, crossing, outputs_of
+from virtualflow.train.stages.crossings import Crossings, MessageSizes, crossing, outputs_of
 from virtualflow.train.stages.staged_state import StagedState
 
 OutputFn = Callable[[Any, Any], Any]  # of the last stage's output and the batch
@@ -82,7 +82,7 @@ class StagedInference:
         """
         state, me = self._state, self._peers.membership.device
         cells, last = state.cells, state.cut.count - 1
-        crossings = Crossings(self._peers.group, cells.virtual_nodes, state.device)
+        crossings = Crossings(self._peers.group, cells.virtual_nodes, state.device, MessageSizes())
         mine = [
             (place, shard, stage)
             for place, shard in enumerate(pass_.shards)

@@ -33,7 +33,7 @@ from virtualflow.train.scalars import (
 )
 from virtualflow.train.seeding import check_settings, reseed
 from virtualflow.train.stages.cell_runs import CellResults, CellRunner
-from virtualflow.train.stages.crossings import Crossings
+from virtualflow.train.stages.crossings import Crossings, MessageSizes
 from virtualflow.train.stages.job_optimizer import JobOptimizer
 from virtualflow.train.stages.loss_scale import LossScale
 from virtualflow.train.stages.staged_state import StagedState
@@ -92,6 +92,8 @@ class StagedRunner:
         self._peers = peers
         self._metric_names = metric_names
         self._replays = Replays(parts)
+        self._sizes = MessageSizes()
+        self._sizes_of = -1  # the generation whose workers know them
         self._adopted: dict[int, nn.Module] | None = None  # the modules whose gradients are taken in
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed, *, update: bool = True) -> StepResult:
@@ -103,6 +105,7 @@ class StagedRunner:
         for number in range(MAX_ATTEMPTS):
             attempt = Attempt(batch, global_step, number)
             agreed = self._read(self._peers.agree(lambda: self._attempt(attempt, feed)))  # noqa: B023  (at once)
+            self._sizes.all_know()
             faults.reach("after the scalars")
             self._replays.compare(global_step, agreed.scalars)
             if agreed.squares is not None:
@@ -122,6 +125,9 @@ class StagedRunner:
         where = (self._settings.trainer, batch.epoch, batch.step, batch.order)
         self._peers.announce("step", attempt.global_step, derive(0, *where)).check()
         state.settle()
+        if self._sizes_of != (generation := self._peers.membership.generation):
+            self._sizes.forget()
+            self._sizes_of = generation
         if self._adopted is not state.held.modules:
             self._cells.adopt()
             self._adopted = state.held.modules
@@ -133,7 +139,7 @@ class StagedRunner:
                 sums.begin()
         busy = [node for node, shard in enumerate(batch.shards) if len(shard)]
         order = orders(cells, self._settings.schedule, busy).get(device, [])
-        crossings = Crossings(group, cells.virtual_nodes, state.device)
+        crossings = Crossings(group, cells.virtual_nodes, state.device, self._sizes)
         results = self._cells.run(attempt, order, cells, device, crossings, feed, state.rank_of)
         faults.reach("bucket")
         units = [
