@@ -99,12 +99,12 @@ class StagesAttack:
     def _struck(self, chance: random.Random, folder: Path, case: dict[str, object], calm: Finished) -> Counter[str]:
         """Changes of shape, and one or two deaths, which may come at the same moment: with a copy more than that."""
         steps = sorted(chance.sample(range(2, STEPS - 1), 4))
-        strikes = [Strike(step, "resize", devices=chance.randint(3, 5)) for step in steps]
-        faults = [(str(chance.randrange(5)), chance.choice(POINTS), chance.randint(1, 20))]
+        strikes = [Strike(step, "resize", devices=chance.randint(3, 4)) for step in steps]
+        faults = [(str(chance.randrange(4)), chance.choice(POINTS), chance.randint(1, 20))]
         if chance.random() < 0.5:
-            strikes[chance.randrange(4)] = Strike(chance.choice(steps), "kill", chance.randrange(5))
+            strikes[chance.randrange(4)] = Strike(chance.choice(steps), "kill", chance.randrange(4))
         case |= {"copies": 3}
-        chaos = Chaos(self._backend, folder / "job", devices=chance.randint(3, 5), spared=2, script=JOB)
+        chaos = Chaos(self._backend, folder / "job", devices=chance.randint(3, 4), spared=2, script=JOB)
         finished = chaos.run_held(sorted(strikes, key=lambda strike: strike.step), faults=faults, **case)
         assert finished.outcome.code == 0, finished.failure
         assert_same_bits(calm, finished)
@@ -138,7 +138,7 @@ class StagesAttack:
 
 def random_cells(chance: random.Random) -> list[list[int]]:
     """A row for each stage; any device may run any cell, and each runs one."""
-    devices = chance.randint(2, 5)
+    devices = chance.randint(2, 4)
     cells = [[chance.randrange(devices) for _ in range(NODES)] for _ in range(STAGES)]
     for device, place in enumerate(chance.sample(range(STAGES * NODES), devices)):
         cells[place // NODES][place % NODES] = device
