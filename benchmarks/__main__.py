@@ -13,6 +13,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "certificate": ("benchmarks.certificate", {}),
     "memory": ("benchmarks.memory", {}),
     "sharding": ("benchmarks.sharding", {}),
+    "pipelines": ("benchmarks.pipelines", {}),
     "scaling": ("benchmarks.scaling", {}),
     "overhead": ("benchmarks.overhead", {}),
     "launches": ("benchmarks.launches", {}),

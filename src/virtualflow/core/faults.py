@@ -30,6 +30,7 @@ STAGE_POINTS = (  # of a job whose model is cut into stages, besides those of ev
     "send gradients",
     "receive gradients",
     "shadow",
+    "shadow's update",
     "before the squares",
 )
 _hook: Callable[[str], None] | None = None

@@ -95,7 +95,7 @@ class Inference:
 
     def map(self, pass_: Pass, feed: Feed, function: Function, global_step: int) -> Tensor:
         """What *function* gives for every shard, on every worker, packed for ``in_order``."""
-        return self._gathered("map", pass_, feed, function, lambda output, _: _packable(output), global_step)
+        return self._gathered("map", pass_, feed, function, lambda output, _: packable(output), global_step)
 
     def _gathered(self, call: str, pass_: Pass, feed: Feed, function: Function, keep: Keep, global_step: int) -> Tensor:
         mine: dict[int, Any] = {}
@@ -191,7 +191,7 @@ def _on_host(value: Any) -> Any:
     return value
 
 
-def _packable(value: Any) -> Any:
+def packable(value: Any) -> Any:
     """*value* on the host. Raises what packing it raises, here, where that can be told."""
     value = _on_host(value)
     unpacked(gather_packed(value, None))
