@@ -20,6 +20,7 @@ IN_THE_STEP = [
     "bucket",
     "before the scalars",
     "after the scalars",
+    "share",
     "squares",
     "optimizer",
     "after the update",
@@ -55,10 +56,13 @@ def run_until_no_other_is_lost(
     return finished
 
 
+@pytest.mark.on_cuda_too(some=["bucket", "squares", "parameters"])
 @pytest.mark.parametrize("device", ["0", "2"])
 @pytest.mark.parametrize("point", IN_THE_STEP)
-def test_a_worker_killed_in_a_step(cpus: LocalBackend, tmp_path: Path, calm: Finished, point: str, device: str) -> None:
-    finished = run_until_no_other_is_lost(cpus, tmp_path, 4, [(device, point, 5)], **SHARDED)
+def test_a_worker_killed_in_a_step(
+    backend: LocalBackend, tmp_path: Path, calm: Finished, point: str, device: str
+) -> None:
+    finished = run_until_no_other_is_lost(backend, tmp_path, 4, [(device, point, 5)], **SHARDED)
     assert struck(finished.folder) == 1
     assert_undisturbed(finished, calm)
 
@@ -89,8 +93,9 @@ def test_a_worker_killed_while_blocks_move(cpus: LocalBackend, tmp_path: Path, c
     assert_undisturbed(finished, calm)
 
 
-def test_down_to_one_device_and_up_again(cpus: LocalBackend, tmp_path: Path, calm: Finished) -> None:
-    chaos = Chaos(cpus, tmp_path / "job", devices=4)
+@pytest.mark.on_cuda_too
+def test_down_to_one_device_and_up_again(backend: LocalBackend, tmp_path: Path, calm: Finished) -> None:
+    chaos = Chaos(backend, tmp_path / "job", devices=4)
     strikes = [Strike(2, "resize", devices=1), Strike(5, "resize", devices=4), Strike(8, "resize", devices=2)]
     finished = chaos.run_held(strikes, **SHARDED)
     assert_undisturbed(finished, calm)

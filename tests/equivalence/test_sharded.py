@@ -44,6 +44,7 @@ def assert_same_bits(one: Finished, other: Finished) -> None:
     assert one.digest == other.digest
 
 
+@pytest.mark.on_cuda_too(some=["AdamW", "Lion"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bits_do_not_depend_on_where_the_state_lies(run_job: Launcher, name: str) -> None:
     case = {"optimizer": name, "settings": OPTIMIZERS[name], "clip_grad_norm": 0.5}
@@ -52,6 +53,15 @@ def test_bits_do_not_depend_on_where_the_state_lies(run_job: Launcher, name: str
         assert_same_bits(plain, run(run_job, devices, **case))
 
 
+@pytest.mark.on_cuda_too
+def test_accelerators_give_the_bits_of_cpus(run_job: Launcher, run_on_cpus: Launcher) -> None:
+    case = {"optimizer": "AdamW", "settings": {"lr": 0.01, "foreach": True}, "clip_grad_norm": 0.5}
+    plain = run(run_on_cpus, 1, **case, sharding="none")
+    for devices in (2, 3, 4):
+        assert_same_bits(plain, run(run_job, devices, **case))
+
+
+@pytest.mark.on_cuda_too(some=[])
 @pytest.mark.parametrize(
     "case",
     [
@@ -70,6 +80,7 @@ def test_bits_do_not_depend_on_it_whatever_else_a_job_does(run_job: Launcher, ca
     assert_same_bits(plain, run(run_job, 3, **case))
 
 
+@pytest.mark.on_cuda_too
 def test_a_gradient_that_is_not_finite_makes_every_worker_skip_the_update(run_job: Launcher) -> None:
     case = {"scaler": True, "settings": {"lr": 0.01}}
     plain, sharded = run(run_job, 1, **case, sharding="none"), run(run_job, 4, **case)
@@ -77,6 +88,7 @@ def test_a_gradient_that_is_not_finite_makes_every_worker_skip_the_update(run_jo
     assert plain.out() == sharded.out()
 
 
+@pytest.mark.on_cuda_too(some=[])
 @pytest.mark.parametrize(("one", "other"), [("state", "state"), ("state", "none"), ("none", "state")])
 def test_stopped_and_resumed_on_other_devices(run_job: Launcher, tmp_path: Path, one: str, other: str) -> None:
     path = str(tmp_path / "checkpoint.pt")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from virtualflow.core import faults
 from virtualflow.core.blocks import Block
+from virtualflow.train.accumulate import is_dense
 from virtualflow.train.hollow import memory_of
 from virtualflow.train.peers import Peers
 from virtualflow.train.sharded.shards import Shards
@@ -105,8 +106,16 @@ class ShardedUpdate:
         return torch.zeros(0, dtype=torch.int64)
 
     def _read(self, block: Block) -> Tensor:
-        return memory_of(self._shards.layout.part(block).detach().contiguous())
+        return _bytes_of(self._shards.layout.part(block).detach())
 
     def _write(self, block: Block, data: Tensor) -> None:
         part = self._shards.layout.part(block).detach()
-        part.copy_(data.clone().view(part.dtype).view(part.shape))
+        if is_dense(part):
+            memory_of(part).copy_(data)
+        else:
+            part.copy_(data.clone().view(part.dtype).view(part.shape))
+
+
+def _bytes_of(part: Tensor) -> Tensor:
+    """The memory of *part*, or of a copy without gaps."""
+    return memory_of(part if is_dense(part) else part.contiguous())

@@ -121,6 +121,11 @@ class Shards:
         """Where the model is."""
         return next((cut.parameter.device for cut in self.layout.cuts.values()), torch.device("cpu"))
 
+    @property
+    def rank(self) -> int:
+        """This worker's."""
+        return self._membership.devices.index(self._membership.device)
+
     def speakers(self) -> dict[Block, int]:
         """For each block the rank of its first holder that is still there."""
         ranks = {device: rank for rank, device in enumerate(self._membership.devices)}
