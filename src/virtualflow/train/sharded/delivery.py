@@ -16,7 +16,6 @@ from torch import Tensor
 
 from virtualflow.core import faults
 from virtualflow.core.membership import Group, Work
-from virtualflow.train.buckets import cut
 
 MOST_UNDER_WAY = 2  # buckets
 MOST_BYTES = 16 * 2**20  # that arrive on a worker at a time, however many others there are
@@ -46,6 +45,20 @@ class GradientPiece:
 def bucket_bytes(workers: int) -> int:
     """How much a bucket holds: the more workers may send one to the same worker at a time, the less."""
     return max(LEAST_BYTES, MOST_BYTES // (MOST_UNDER_WAY * max(workers - 1, 1)))
+
+
+def buckets_of(pieces: Sequence[GradientPiece], most: int) -> list[range]:
+    """Consecutive *pieces* in buckets of *most* bytes. A large tensor ends a bucket: its gradient is then gone."""
+    buckets: list[range] = []
+    start = filled = of_tensor = 0
+    for place, piece in enumerate(pieces):
+        is_new = place == 0 or pieces[place - 1].tensor != piece.tensor
+        if place > start and (filled + piece.length > most or (is_new and of_tensor >= most)):
+            buckets.append(range(start, place))
+            start, filled = place, 0
+        filled += piece.length
+        of_tensor = piece.length if is_new else of_tensor + piece.length
+    return [*buckets, range(start, len(pieces))] if pieces else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,7 @@ class Delivery:
         self._sums = sums
         self._is_replicated = any(piece.owner is None for piece in pieces)
         self._reduced: list[Work] = []
-        self._buckets = cut([piece.length for piece in pieces], bucket_bytes(len(waves)))
+        self._buckets = buckets_of(pieces, bucket_bytes(len(waves)))
         self._bucket_of = [number for number, bucket in enumerate(self._buckets) for _ in bucket]
         self._places: dict[int, list[int]] = {}
         for place, piece in enumerate(pieces):

@@ -24,7 +24,7 @@ from virtualflow.train.sharded.square_runs import rows_of
 from virtualflow.train.sharded.transfers import Transfer, carry
 from virtualflow.train.sums import Sums
 
-_PART = 1024  # elements: pieces of a block begin at multiples of it
+_PART = 1024  # elements: the pieces of a block begin at multiples of it
 
 
 class HeldSums(Sums):
@@ -185,9 +185,8 @@ class HeldSums(Sums):
 
 
 def _pieces(tensor: int, block: Block, dtype: torch.dtype, owner: int | None, most: int) -> list[GradientPiece]:
-    """How *block* travels: in pieces of so many bytes, or as a whole if each sums up its own."""
-    if owner is None:
-        return [GradientPiece(tensor, block.start, block.stop, dtype, owner)]
-    size = max(most // dtype.itemsize // _PART, 1) * _PART
-    starts = range(block.start, max(block.stop, block.start + 1), size)
+    """How *block* travels: in equal pieces of so many bytes at most, or as a whole if each sums up its own."""
+    count = -(-block.elements * dtype.itemsize // most) if owner is not None else 1
+    size = -(-block.elements // max(count, 1) // _PART) * _PART
+    starts = range(block.start, max(block.stop, block.start + 1), max(size, _PART))
     return [GradientPiece(tensor, start, min(start + size, block.stop), dtype, owner) for start in starts]
