@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from tests.conftest import Finished, Launcher
+from virtualflow.core.blocks import Block
 from virtualflow.events.certificate import compare
+from virtualflow.system.sealed_files import parts_folder
 from virtualflow.train import checkpoint
+from virtualflow.train.part_files import BLOCKS, with_paths
+from virtualflow.train.sharded.saved_blocks import SavedBlocks
 from virtualflow.train.state import described, flattened
 
 JOB = Path(__file__).with_name("sharded_job.py")
@@ -98,14 +103,23 @@ def test_stopped_and_resumed_on_other_devices(run_job: Launcher, tmp_path: Path,
     assert resumed.digest == plain.digest
 
 
-def test_a_checkpoint_is_that_of_a_job_that_is_not_sharded(run_job: Launcher, tmp_path: Path) -> None:
+def test_a_checkpoint_in_parts_holds_the_state_of_a_job_that_is_not_sharded(run_job: Launcher, tmp_path: Path) -> None:
     paths = {sharding: tmp_path / f"{sharding}.pt" for sharding in ("none", "state")}
     for sharding, path in paths.items():
         run(run_job, 3, sharding=sharding, save=str(path), stop_after=2)
-    plain, sharded = (checkpoint.read(path) for path in paths.values())
+    plain, sharded = (with_paths(checkpoint.read(path), path) for path in paths.values())
+    assert len(sharded[BLOCKS]) == 3
+    parameters = {name: nn.Parameter(value) for name, value in sharded["parameters"].items()}
+    (groups,), (empty,) = sharded["settings"]["groups"], sharded["optimizers"]
+    whole = SavedBlocks(sharded[BLOCKS]).state_dict(empty, groups, parameters)
     for (name, value), (other_name, other) in zip(
-        flattened(plain["optimizers"], ""), flattened(sharded["optimizers"], ""), strict=True
+        flattened(plain["optimizers"], ""), flattened([whole], ""), strict=True
     ):
         assert name == other_name
         assert described(value) == described(other), name
-    assert set(tmp_path.iterdir()) == set(paths.values())
+    parts = parts_folder(paths["state"])
+    assert set(tmp_path.iterdir()) == {*paths.values(), parts}
+    assert {str(part) for part in parts.iterdir()} == set(sharded[BLOCKS])
+    written = [[Block(*b[:3]) for b in checkpoint.read(Path(part))["blocks"]] for part in sharded[BLOCKS]]
+    assert all(written), "each worker has written a part"
+    assert len({block for blocks in written for block in blocks}) == sum(map(len, written)), "no block twice"

@@ -85,7 +85,7 @@ class Accumulator(ABC):
         self._add(index, value.as_strided((value.numel(),), (1,), value.storage_offset()), constant, factor, first)
 
     def add_part(self, index: int, start: int, value: Tensor, constant: float, factor: float = 1.0) -> None:
-        """The same for a part of the tensor, as a vector from element *start* on. ``complete`` has made its sums zero."""
+        """The same for a part of it, a vector from element *start* on, where ``complete`` has made sums zero."""
         self._add(index, value, constant, factor, first=False, start=start)
 
     @abstractmethod
@@ -126,9 +126,7 @@ class Accumulator(ABC):
         return self._singles[2 * slot.start : slot.start + slot.end]
 
     @abstractmethod
-    def _add(
-        self, index: int, value: Tensor, constant: float, factor: float, first: bool, start: int = 0
-    ) -> None: ...
+    def _add(self, index: int, value: Tensor, constant: float, factor: float, first: bool, start: int = 0) -> None: ...
     @abstractmethod
     def flush(self) -> None:
         """Have everything summed that was added."""

@@ -136,9 +136,7 @@ class StepRunner:
         self._steps += 1
         return result
 
-    def _finished(
-        self, batch: GlobalBatch, global_step: int, feed: Feed
-    ) -> tuple[Attempt, StepScalars, float | None]:
+    def _finished(self, batch: GlobalBatch, global_step: int, feed: Feed) -> tuple[Attempt, StepScalars, float | None]:
         """The attempt that counts, with gradients and buffers set to those of the step; the norm if it was free."""
         number = 0
         while True:
@@ -161,9 +159,7 @@ class StepRunner:
             self._listing = self._buffers.listing
             self._reduction.buffer_sums.adopt()
 
-    def _attempts(
-        self, batch: GlobalBatch, global_step: int, feed: Feed, first: int
-    ) -> tuple[Attempt, StepScalars]:
+    def _attempts(self, batch: GlobalBatch, global_step: int, feed: Feed, first: int) -> tuple[Attempt, StepScalars]:
         """Try until the sums are right, from the attempt of number *first* on; they are then those of all workers."""
         self._replays.forget()
         for number in range(first, MAX_ATTEMPTS):

@@ -192,16 +192,27 @@ class Delivery:
         sources = [rank for rank in ranks if rank != self._rank and self._wave < self._waves[rank]]
         length = self._length(number, self._rank)
         of = [length if rank in sources else 0 for rank in ranks]
-        outgoing = torch.empty(sum(to), dtype=torch.uint8, device=self._device)
-        start = 0
-        for rank in ranks:
-            if to[rank]:
-                self._pack(number, rank, outgoing[start : start + to[rank]])
-                start += to[rank]
+        outgoing = self._outgoing(number, to)
         incoming = torch.empty(sum(of), dtype=torch.uint8, device=self._device)
         work = self._group.exchange(outgoing, to, incoming, of)
         self._under_way.append(Bucketful(work, number, self._wave, incoming, outgoing, sources if length else []))
         faults.reach("bucket")
+
+    def _outgoing(self, number: int, to: Sequence[int]) -> Tensor:
+        """A bucket as it is sent: most are a part of one gradient, which goes from where it is."""
+        first, last = (self._pieces[self._buckets[number][end]] for end in (0, -1))
+        value = self._values.get(first.tensor)
+        if value is not None and first.tensor == last.tensor and value.dtype == first.dtype:
+            memory = value[first.start : last.stop].view(torch.uint8)
+            if len(memory) == sum(to) == max(to):
+                return memory
+        outgoing = torch.empty(sum(to), dtype=torch.uint8, device=self._device)
+        start = 0
+        for rank, length in enumerate(to):
+            if length:
+                self._pack(number, rank, outgoing[start : start + length])
+                start += length
+        return outgoing
 
     def _pack(self, number: int, rank: int, message: Tensor) -> None:
         start = 0

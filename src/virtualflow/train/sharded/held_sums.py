@@ -151,14 +151,18 @@ class HeldSums(Sums):
             if not has[rank]
         ]
         faults.reach("share")
-        carry(transfers, group, self._shards.device, lambda b: memory_of(self.flat_result_of(b)), self._receive)
+        arrived: dict[Block, Tensor] = {}
+
+        def into(block: Block) -> Tensor:
+            arrived[block] = torch.empty(block.elements, dtype=self._result_dtype(block), device=self._shards.device)
+            return memory_of(arrived[block])
+
+        carry(transfers, group, self._shards.device, lambda b: memory_of(self.flat_result_of(b)), into)
+        self._received |= arrived
         return True
 
     def _has(self, block: Block) -> bool:
         return block in self._summed or block in self._received
-
-    def _receive(self, block: Block, data: Tensor) -> None:
-        self._received[block] = data.clone().view(self._result_dtype(block))
 
     def _result_dtype(self, block: Block) -> torch.dtype:
         dtype = self._shards.layout.cuts[block.tensor].parameter.dtype

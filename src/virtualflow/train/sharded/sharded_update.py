@@ -100,22 +100,22 @@ class ShardedUpdate:
                     Transfer(speaker, rank, length, block) for rank in range(group.size) if rank not in holders
                 ]
             faults.reach("parameters")
-            carry(transfers, group, self._shards.device, self._read, self._write)
+            gapped: dict[Block, Tensor] = {}  # what has arrived for parameters with gaps in their memory
+
+            def into(block: Block) -> Tensor:
+                part = self._part(block)
+                return memory_of(part if is_dense(part) else gapped.setdefault(block, part.contiguous()))
+
+            carry(transfers, group, self._shards.device, self._read, into)
+            for block, values in gapped.items():
+                self._part(block).copy_(values)
             # Whoever completes this knows that everyone holds all parameters.
             group.max(torch.zeros(1)).wait()
         return torch.zeros(0, dtype=torch.int64)
 
+    def _part(self, block: Block) -> Tensor:
+        return self._shards.layout.part(block).detach()
+
     def _read(self, block: Block) -> Tensor:
-        return _bytes_of(self._shards.layout.part(block).detach())
-
-    def _write(self, block: Block, data: Tensor) -> None:
-        part = self._shards.layout.part(block).detach()
-        if is_dense(part):
-            memory_of(part).copy_(data)
-        else:
-            part.copy_(data.clone().view(part.dtype).view(part.shape))
-
-
-def _bytes_of(part: Tensor) -> Tensor:
-    """The memory of *part*, or of a copy without gaps."""
-    return memory_of(part if is_dense(part) else part.contiguous())
+        part = self._part(block)
+        return memory_of(part if is_dense(part) else part.contiguous())

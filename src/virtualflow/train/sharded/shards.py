@@ -16,10 +16,12 @@ from virtualflow.core.blocks import Block
 from virtualflow.core.mapping import DeviceId
 from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError
+from virtualflow.train.part_files import Parts
 from virtualflow.train.peers import Peers
 from virtualflow.train.sharded.block_layout import BlockLayout
 from virtualflow.train.sharded.block_moves import BlockMoves, Empty, Held, check_nothing_lost
 from virtualflow.train.sharded.cut_state import OptimizerState, assembled, cut_state
+from virtualflow.train.sharded.saved_blocks import SavedBlocks, part_of
 from virtualflow.train.state import Optimizers
 
 HomeDevices = tuple[DeviceId, ...]
@@ -64,10 +66,12 @@ class Shards:
             self._home = None
         self._refuse_foreign_state()
 
-    def put(self, handed_over: list[tuple[str, int, int, OptimizerState]] | None) -> None:
+    def put(
+        self, handed_over: list[tuple[str, int, int, OptimizerState]] | None, saved: SavedBlocks | None = None
+    ) -> None:
         """Hold what a worker that is about to leave has *handed over*, or of a checkpoint what is this worker's.
 
-        The optimizers have been given the checkpoint's state.
+        If that was not *saved* in blocks, the optimizers have been given its state.
         """
         new = self.layout.follow()
         self._home = None
@@ -76,7 +80,29 @@ class Shards:
             return
         placed = self._placed(self._membership.devices)
         self.held = {}
-        self._take_in([*dict.fromkeys((*new, *self.layout.cuts))], lambda b: self._membership.device in placed[b])
+        mine = [block for block, devices in placed.items() if self._membership.device in devices]
+        if saved is None:
+            self._take_in([*dict.fromkeys((*new, *self.layout.cuts))], set(mine).__contains__)
+            return
+        for block in mine:
+            parameter = self.layout.cuts[block.tensor].parameter
+            self.held[block] = saved.block(block, parameter, counts_on_host=not self._counts_on_device(parameter))
+
+    def _counts_on_device(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter's optimizer wants even single numbers where the parameter is."""
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        mine = (group for group in groups if any(parameter is other for other in group["params"]))
+        return any(group.get("fused") or group.get("capturable") for group in mine)
+
+    def part_to_write(self) -> Parts:
+        """This worker's part of a checkpoint. All workers ask at a time: holders share the work."""
+        blocks, group = self.layout.blocks, self._peers.group
+        if group is None:
+            check_nothing_lost(blocks, [[()] * (block in self.held) for block in blocks])
+            return part_of(self.held, blocks, 0, 1)
+        writers = BlockMoves(blocks, self.held, group, self.device).shared_out()
+        mine = [block for block, rank in zip(blocks, writers, strict=True) if rank == group.rank]
+        return part_of(self.held, mine, group.rank, group.size)
 
     def hand_over(self) -> list[tuple[str, int, int, OptimizerState]]:
         """What this worker holds, for ``put`` on another one."""
