@@ -135,7 +135,7 @@ def test_stopped_and_resumed_on_fewer_devices(
     cpus: LocalBackend, tmp_path: Path, calm: Finished, resumed_as: str
 ) -> None:
     stopped = Chaos(cpus, tmp_path / "job", devices=4).run_held([Strike(4, "end")], **SHARDED)
-    (checkpoint,) = (stopped.folder / "checkpoints").iterdir()
+    (checkpoint,) = (stopped.folder / "checkpoints").glob("step-*.pt")
     finished = Chaos(cpus, tmp_path / "job", devices=3).run(
         resume_from=checkpoint, **SHARDED | {"sharding": resumed_as}
     )
@@ -146,7 +146,7 @@ def test_stopped_and_resumed_on_fewer_devices(
 def test_automatic_checkpoints_hold_all_of_the_state(cpus: LocalBackend, tmp_path: Path, calm: Finished) -> None:
     finished = Chaos(cpus, tmp_path / "job", devices=3).run(checkpoint_every=4, **SHARDED)
     assert_undisturbed(finished, calm)
-    newest = max((finished.folder / "checkpoints").iterdir())
+    newest = max((finished.folder / "checkpoints").glob("step-*.pt"))
     again = Chaos(cpus, tmp_path / "job", devices=2).run(resume_from=newest, **SHARDED | {"sharding": "none"})
     assert again.out().splitlines() == calm.out().splitlines(), again.failure
 

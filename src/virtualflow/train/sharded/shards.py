@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from virtualflow.core import blocks
 from virtualflow.core.blocks import Block
 from virtualflow.core.mapping import DeviceId
+from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError
+from virtualflow.train import accelerators
 from virtualflow.train.part_files import Parts
 from virtualflow.train.peers import Peers
 from virtualflow.train.sharded.block_layout import BlockLayout
@@ -30,9 +32,11 @@ HomeDevices = tuple[DeviceId, ...]
 class Shards:
     """The blocks of a model's parameters, who holds them, and the state of those that this worker holds."""
 
-    def __init__(self, model: nn.Module, optimizers: Optimizers, copies: int, peers: Peers) -> None:
+    def __init__(self, model: nn.Module, optimizers: Optimizers, copies: int, virtual_nodes: int, peers: Peers) -> None:
         self._optimizers = optimizers
         self._copies = copies
+        self._virtual_nodes = virtual_nodes
+        self._memories: dict[DeviceId, int] = {}  # of the devices of this generation, as they have told each other
         self._peers = peers
         self._membership = peers.membership
         self.layout = BlockLayout(model, optimizers)
@@ -129,6 +133,7 @@ class Shards:
         if group is None:
             check_nothing_lost(self.layout.blocks, [[()] * (block in self.held) for block in self.layout.blocks])
         else:
+            self._memories = dict(zip(ranks, self._everyones_memory(group), strict=True))
             placed = self._placed(wanted)
             moves = BlockMoves(self.layout.blocks, self.held, group, self.device)
             self.held |= moves.fetch({block: [ranks[device] for device in placed[block]] for block in placed})
@@ -136,10 +141,18 @@ class Shards:
             group.max(torch.zeros(1)).wait()
         return torch.zeros(0, dtype=torch.int64)
 
+    def _everyones_memory(self, group: Group) -> list[int]:
+        mine = torch.tensor([accelerators.memory_bytes(self.device)])
+        everyone = [torch.empty_like(mine) for _ in range(group.size)]
+        group.gather(mine, everyone).wait()
+        return [int(theirs) for theirs in everyone]
+
     def _placed(self, devices: HomeDevices) -> dict[Block, HomeDevices]:
-        """Who is to hold which block: a function of the blocks and the devices alone."""
+        """Who is to hold which block: a function of the blocks, the devices and the mapping alone."""
         sizes = [block.elements for block in self.layout.blocks]
-        places = blocks.place(sizes, len(devices), self._copies)
+        mapping = self._membership.mapping(self._virtual_nodes)
+        shares = blocks.shares(devices, mapping, [self._memories.get(device, 0) for device in devices])
+        places = blocks.place(sizes, len(devices), self._copies, shares)
         return {b: tuple(devices[p] for p in held) for b, held in zip(self.layout.blocks, places, strict=True)}
 
     @property
