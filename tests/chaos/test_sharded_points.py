@@ -19,6 +19,7 @@ IN_THE_STEP = [
     "bucket",
     "before the scalars",
     "after the scalars",
+    "share",
     "squares",
     "optimizer",
     "after the update",
@@ -40,10 +41,13 @@ def struck(folder: Path) -> int:
     return len(list((folder / "ids").glob("struck-*")))
 
 
+@pytest.mark.on_cuda_too(some=["bucket", "squares", "parameters"])
 @pytest.mark.parametrize("device", ["0", "2"])
 @pytest.mark.parametrize("point", IN_THE_STEP)
-def test_a_worker_killed_in_a_step(cpus: LocalBackend, tmp_path: Path, calm: Finished, point: str, device: str) -> None:
-    finished = Chaos(cpus, tmp_path / "job", devices=4).run(faults=[(device, point, 5)], **SHARDED)
+def test_a_worker_killed_in_a_step(
+    backend: LocalBackend, tmp_path: Path, calm: Finished, point: str, device: str
+) -> None:
+    finished = Chaos(backend, tmp_path / "job", devices=4).run(faults=[(device, point, 5)], **SHARDED)
     assert struck(finished.folder) == 1
     assert_undisturbed(finished, calm)
 
@@ -74,8 +78,9 @@ def test_a_worker_killed_while_blocks_move(cpus: LocalBackend, tmp_path: Path, c
     assert_undisturbed(finished, calm)
 
 
-def test_down_to_one_device_and_up_again(cpus: LocalBackend, tmp_path: Path, calm: Finished) -> None:
-    chaos = Chaos(cpus, tmp_path / "job", devices=4)
+@pytest.mark.on_cuda_too
+def test_down_to_one_device_and_up_again(backend: LocalBackend, tmp_path: Path, calm: Finished) -> None:
+    chaos = Chaos(backend, tmp_path / "job", devices=4)
     strikes = [Strike(2, "resize", devices=1), Strike(5, "resize", devices=4), Strike(8, "resize", devices=2)]
     finished = chaos.run_held(strikes, **SHARDED)
     assert_undisturbed(finished, calm)
@@ -115,7 +120,7 @@ def test_stopped_and_resumed_on_fewer_devices(
     cpus: LocalBackend, tmp_path: Path, calm: Finished, resumed_as: str
 ) -> None:
     stopped = Chaos(cpus, tmp_path / "job", devices=4).run_held([Strike(4, "end")], **SHARDED)
-    (checkpoint,) = (stopped.folder / "checkpoints").iterdir()
+    (checkpoint,) = (stopped.folder / "checkpoints").glob("step-*.pt")
     finished = Chaos(cpus, tmp_path / "job", devices=3).run(
         resume_from=checkpoint, **SHARDED | {"sharding": resumed_as}
     )
@@ -126,7 +131,7 @@ def test_stopped_and_resumed_on_fewer_devices(
 def test_automatic_checkpoints_hold_all_of_the_state(cpus: LocalBackend, tmp_path: Path, calm: Finished) -> None:
     finished = Chaos(cpus, tmp_path / "job", devices=3).run(checkpoint_every=4, **SHARDED)
     assert_undisturbed(finished, calm)
-    newest = max((finished.folder / "checkpoints").iterdir())
+    newest = max((finished.folder / "checkpoints").glob("step-*.pt"))
     again = Chaos(cpus, tmp_path / "job", devices=2).run(resume_from=newest, **SHARDED | {"sharding": "none"})
     assert again.out().splitlines() == calm.out().splitlines(), again.failure
 

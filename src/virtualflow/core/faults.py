@@ -11,6 +11,7 @@ POINTS = (
     "before the scalars",
     "after the scalars",
     "optimizer",
+    "share",
     "squares",
     "after the update",
     "parameters",

@@ -183,13 +183,11 @@ class Peers:
         number: int,
         value: Callable[[], int],
         detail: int = 0,
-        before: Callable[[], None] = lambda: None,
     ) -> int:
-        """The lead's *value*. If the lead is lost, the next one's. All do what comes *before* it, each time."""
+        """The lead's *value*. If the lead is lost, the next one's."""
 
         def attempt() -> Tensor:
             self.announce(call, number, detail).check()
-            before()
             shared = torch.tensor([value() if self.is_lead else 0])
             if self.group is not None:
                 self.group.broadcast(shared, 0).wait()
@@ -197,13 +195,8 @@ class Peers:
 
         return int(self.agree(attempt))
 
-    def once(
-        self, call: str, number: int, function: Callable[[], object], before: Callable[[], None] = lambda: None
-    ) -> None:
-        """Have the lead call *function*; if it is lost meanwhile, the next one. Raises on all what that raises.
-
-        All do what comes *before* it.
-        """
+    def once(self, call: str, number: int, function: Callable[[], object]) -> None:
+        """Have the lead call *function*; if it is lost meanwhile, the next one. Raises on all what that raises."""
         met: Met | None = None
 
         def called() -> int:
@@ -215,7 +208,7 @@ class Peers:
                 met = Met(error, f"what trainer.{call} has the lead do", self.membership.device)
             return int(met is not None)
 
-        if self.from_lead(call, number, called, before=before):
+        if self.from_lead(call, number, called):
             self.raise_met(call, number, met)
             raise CollectiveError(f"what trainer.{call} had the lead do has failed there, and the lead was lost")
 

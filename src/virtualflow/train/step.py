@@ -25,7 +25,7 @@ from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.phases import others_frozen, updated_by
 from virtualflow.train.readback import Readback
-from virtualflow.train.reduction import Reduction
+from virtualflow.train.reduction import Reduction, SumsLost
 from virtualflow.train.replay import Replays
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
 from virtualflow.train.seeding import check_settings, reseed
@@ -126,9 +126,7 @@ class StepRunner:
             self._undeclared.check("it has changed since the first step")
         self._pace.begin_step()
         try:
-            attempt, scalars = self._attempts(batch, global_step, feed)
-            self._checks.check(global_step, scalars)
-            norm = self._finish(attempt, scalars)
+            attempt, scalars, norm = self._finished(batch, global_step, feed)
         except Exception:
             # Whoever catches this finds the model as it was before the step.
             self.abandon()
@@ -137,6 +135,17 @@ class StepRunner:
         result = self._commit(attempt, scalars, norm, update=update)
         self._steps += 1
         return result
+
+    def _finished(self, batch: GlobalBatch, global_step: int, feed: Feed) -> tuple[Attempt, StepScalars, float | None]:
+        """The attempt that counts, with gradients and buffers set to those of the step; the norm if it was free."""
+        number = 0
+        while True:
+            attempt, scalars = self._attempts(batch, global_step, feed, number)
+            self._checks.check(global_step, scalars)
+            try:
+                return attempt, scalars, self._finish(attempt, scalars)
+            except SumsLost:
+                number = attempt.number
 
     def _own_parameters(self) -> dict[str, nn.Parameter]:
         """Those that this phase updates; without phases, all of the model's: a loss_fn may unfreeze what it needs."""
@@ -150,10 +159,10 @@ class StepRunner:
             self._listing = self._buffers.listing
             self._reduction.buffer_sums.adopt()
 
-    def _attempts(self, batch: GlobalBatch, global_step: int, feed: Feed) -> tuple[Attempt, StepScalars]:
-        """Try until the sums are right; they are then those of all workers."""
+    def _attempts(self, batch: GlobalBatch, global_step: int, feed: Feed, first: int) -> tuple[Attempt, StepScalars]:
+        """Try until the sums are right, from the attempt of number *first* on; they are then those of all workers."""
         self._replays.forget()
-        for number in range(MAX_ATTEMPTS):
+        for number in range(first, MAX_ATTEMPTS):
             attempt = Attempt(batch, global_step, number)
             packed = self._peers.agree(lambda: self._attempt(attempt, feed))  # noqa: B023  (called at once)
             faults.reach("after the scalars")

@@ -149,7 +149,7 @@ class Trainer:
             preparation.share_initial_model(peers, model)
         self._loading = Loading(schedule, self._seed, device, collate_fn, sampler, drop_last, loader_workers)
         self._pace = instruments.pace(device)
-        shards = Shards(model, optimizers, copies, peers) if sharding == "state" else None
+        shards = Shards(model, optimizers, copies, len(sizes), peers) if sharding == "state" else None
         peers.may_leave_early = peers.may_leave_early and shards is None
         self._live = assembly.live_state(
             parts, optimizers, state, grad_scaler, reduction, phases, len(sizes), shards, peers
