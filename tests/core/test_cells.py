@@ -93,6 +93,15 @@ def test_the_order_of_a_pipeline_does_not_depend_on_how_many_stages_its_devices_
     assert {device: passes(runs) for device, runs in even.items()} == {d: passes(runs) for d, runs in uneven.items()}
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=9), st.integers(1, 24), st.sampled_from(SCHEDULES))
+def test_what_is_known_of_pipelines_is_what_the_scheduler_finds(counts: list[int], nodes: int, kind: str) -> None:
+    route = tuple(str(device) for device, count in enumerate(counts) for _ in range(count))
+    cells = Cells((route,) * nodes)
+    found = {device: [timed.run for timed in line] for device, line in timeline(cells, kind).items()}
+    assert orders(cells, kind, range(nodes)) == found
+
+
 @pytest.mark.parametrize("nodes", [4, 8])
 def test_1f1b_holds_as_many_activations_as_the_way_is_long_and_gpipe_those_of_all(nodes: int) -> None:
     cells = pipelines(4, nodes, "abcd")

@@ -18,7 +18,6 @@ from virtualflow.solver.grid_forecast import Forecast, forecast
 from virtualflow.solver.grid_proof import Question
 from virtualflow.solver.grid_search import GridSearch, solve_grid
 
-
 FREE = Link()
 
 

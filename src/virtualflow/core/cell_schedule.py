@@ -52,12 +52,31 @@ def check_schedule(kind: str) -> None:
 
 def orders(cells: Cells, kind: str, busy: Sequence[int]) -> dict[DeviceId, list[CellRun]]:
     """What each device runs, one after another, for the *busy* virtual nodes: those that have examples."""
+    check_schedule(kind)
+    route = segments(cells.routes[busy[0]]) if len(busy) else []
+    if len({cells.routes[node] for node in busy}) == 1 and len({owner for owner, _ in route}) == len(route):
+        return {device: list[CellRun]() for device in cells.devices} | _pipeline_orders(route, kind, sorted(busy))
     times = _simulated(cells, kind, tuple(busy))
     return {device: [timed.run for timed in line] for device, line in times.items()}
 
 
+def _pipeline_orders(route: Sequence[Stretch], kind: str, busy: Sequence[int]) -> dict[DeviceId, list[CellRun]]:
+    """What the scheduler finds for a plain pipeline, without the search."""
+    found = {}
+    for place, (device, stages) in enumerate(route):
+        forwards = [[CellRun(FORWARD, stage, node) for stage in stages] for node in busy]
+        backwards = [[CellRun(BACKWARD, stage, node) for stage in reversed(stages)] for node in busy]
+        ahead = len(busy) if kind == "gpipe" else min(len(busy), len(route) - place)
+        line = forwards[:ahead]
+        for done, backward in enumerate(backwards):
+            line += [backward, *forwards[ahead + done : ahead + done + 1]]
+        found[device] = [run for passed in line for run in passed]
+    return found
+
+
 def timeline(cells: Cells, kind: str) -> Timeline:
     """The same for all virtual nodes, with simulated times."""
+    check_schedule(kind)
     return _simulated(cells, kind, tuple(range(cells.virtual_nodes)))
 
 
@@ -107,7 +126,6 @@ def flight_limit(routes: Iterable[list[Stretch]], device: DeviceId) -> int:
 
 @lru_cache(maxsize=64)
 def _simulated(cells: Cells, kind: str, busy: tuple[int, ...]) -> Timeline:
-    check_schedule(kind)
     return _Simulation(cells, kind, busy).run()
 
 

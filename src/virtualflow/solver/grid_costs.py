@@ -10,7 +10,9 @@ from functools import cached_property
 from virtualflow.core.cell_times import BothWays
 from virtualflow.core.devices import type_of
 from virtualflow.core.mapping import DeviceId
-from virtualflow.core.stage_profile import Link, StagedProfile, StagedWorkload, StagePoint, UnitFigures
+from virtualflow.core.stage_profile import Link, StagedProfile, StagedWorkload, StagePoint
+
+FREE = Link()  # messages that take no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class GridCosts:
     working: tuple[int, ...]
     crossing: tuple[int, ...]
     units: tuple[UnitBytes, ...]
-    link: Link = Link()
+    link: Link = FREE
 
     @property
     def stages(self) -> int:

@@ -74,7 +74,7 @@ class _Search:
         self._limit = seconds if seconds is not None else float("inf")
         self.best: Cells | None = None
         self._visits = self._forecasts = 0
-        self._names = {name: [n for n in names_of([Pool(name, (count,))])] for name, count in question.counts.items()}
+        self._names = {name: names_of([Pool(name, (count,))]) for name, count in question.counts.items()}
         self._used: list[tuple[DeviceId, str]] = []
         self._load: dict[DeviceId, float] = {}
         self._chosen: list[DeviceId] = []

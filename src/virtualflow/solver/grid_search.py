@@ -6,7 +6,7 @@ there are few enough grids at all, a search through every one of them follows, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from virtualflow.core.cells import Cells, with_copies
