@@ -137,10 +137,11 @@ class GridSearch:
             if over_capacity(plan.forecast)
         ]
         device, plan = min(excess, key=lambda pair: pair[0].memory_bytes - pair[0].capacity_bytes)
+        needed, there = gigabytes(device.memory_bytes), gigabytes(device.capacity_bytes)
         return (
-            f"the model does not fit: even {plan.shape} needs {gigabytes(device.memory_bytes)} on "
-            f"{device.device}, and a {type_of(device.device)} has {gigabytes(device.capacity_bytes)}. Use more devices, "
-            "more stages, smaller virtual nodes, recompute=True or copies=1."
+            f"the model does not fit: even {plan.shape} needs {needed} on {device.device}, and a "
+            f"{type_of(device.device)} has {there}. Use more devices, more stages, smaller virtual nodes, "
+            "recompute=True or copies=1."
         )
 
     def _best_of(self, candidates: Sequence[Team], lines: Lines, *, fitting: bool = True) -> GridPlan | None:
