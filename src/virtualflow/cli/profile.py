@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +22,7 @@ from virtualflow.cli.options import (
     Listen,
     TimeScale,
     TokenFile,
+    bytes_of,
     device_type_of,
     devices_of,
     profiles_of,
@@ -38,8 +38,6 @@ from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.profiling.bench import Bench, CommunicationCosts, InterruptedMeasurement, JoinAddress, Show
 from virtualflow.solver import profile_files
 from virtualflow.system.text import visible
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def profile(
@@ -104,7 +102,7 @@ def profile(
     check_folder(folder)
     named = devices or f"{device_type}:1"
     known = devices_of(named, device_file, emulate, time_scale)
-    limit = _bytes(memory_limit) if memory_limit else None
+    limit = bytes_of(memory_limit, "--memory-limit") if memory_limit else None
     want = {"what": "node sizes", "largest": largest, "seconds": 60 * minutes, "memory_limit": limit}
     console = screen(stderr=True, highlight=False)
     by_devices: CommunicationCosts = ()
@@ -178,10 +176,3 @@ def _profile(device_type: str, result: dict[str, Any]) -> Profile:
     return Profile(
         device_type, points, max(0.0, result["update_seconds"]), result["facts"], "vf profile", result["ended_by"]
     )
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ConfigError(f"--memory-limit {text}: expected a size such as 512M or 2G")
-    return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -100,8 +100,7 @@ def _type_costs(profile: StagedProfile, points: tuple[StagePoint, ...]) -> TypeC
     )
 
 
-def equal_costs(stages: int) -> GridCosts:
-    """Without a profile: a backward takes twice as long as its forward, stages are of equal size, messages free."""
-    times = TypeCosts((1.0,) * stages, (2.0,) * stages, (0.0,) * stages)
-    units = tuple(UnitBytes((stage,), 1, 0, 1) for stage in range(stages))
-    return GridCosts({"": times}, (1,) * stages, (0,) * stages, (1,) * stages, units)
+def equal_costs(stages: int, types: Iterable[str]) -> GridCosts:
+    """Without a profile: a backward takes twice as long as its forward; activations and messages are counted."""
+    times = TypeCosts((1.0,) * stages, (2.0,) * stages, ())
+    return GridCosts(dict.fromkeys(types, times), (1,) * stages, (0,) * stages, (1,) * stages, ())

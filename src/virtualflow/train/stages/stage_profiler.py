@@ -61,7 +61,7 @@ def measure(engine: Engine, staging: Staging, feed: Feed, examples: int, wanted:
             "communication between machines is not measured for a model in stages. Leave out --machines and --listen."
         )
     if wanted["what"] == "link":
-        result = {"link": asdict(_link(engine.peers.group, device))}
+        result: dict[str, Any] = {"link": asdict(_link(engine.peers.group, device))}
     else:
         bench = _Bench(engine, staging, feed, examples, device)
         with limited(wanted.get("memory_limit")):
