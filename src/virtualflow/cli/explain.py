@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from virtualflow.cli.cell_table import cell_report, cells_of, print_cells
-from virtualflow.cli.options import device_names, numbers
+from virtualflow.cli.options import Profiles, device_names, numbers, pools_of, staged_workload_of
 from virtualflow.cli.screen import screen
 from virtualflow.core.cells import Cells
-from virtualflow.core.devices import is_number
+from virtualflow.core.devices import is_number, names_of, type_of
 from virtualflow.core.mapping import Mapping, assign, spread
 from virtualflow.core.sharding import Epoch, node_sizes, shuffled
 from virtualflow.errors import ConfigError
+from virtualflow.solver.grid_costs import GridCosts, costs_at
 
 
 def explain(
-    devices: Annotated[str, typer.Option(help="The number of devices.", metavar="N")],
+    devices: Annotated[
+        str, typer.Option(help="The number of devices; with stages also types: V100:2,P100:4.", metavar="N")
+    ],
     batch_size: Annotated[int, typer.Option(help="Examples in a global batch.", metavar="N")],
     virtual_nodes: Annotated[
         str,
@@ -39,17 +43,22 @@ def explain(
     ] = None,
     copies: Annotated[int, typer.Option(help="With stages: on how many devices each is kept.", min=1)] = 2,
     pipeline: Annotated[str, typer.Option(help="With stages: the schedule, 1f1b or gpipe.")] = "1f1b",
+    workload: Annotated[
+        str | None, typer.Option(help="With stages: the script, if it was profiled.", metavar="SCRIPT")
+    ] = None,
+    profiles: Profiles = None,
     examples: Annotated[
         int | None, typer.Option(help="Length of the dataset: shows the steps of an epoch too.", metavar="N")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the mapping, the waves and the shard sizes of a job, before anything runs."""
-    names = device_names(devices)
     sizes = node_sizes(batch_size, _sizes(virtual_nodes))
     if stages is not None:
-        _explain_cells(cells_of(stages, len(sizes), names, mapping, copies), pipeline, as_json)
+        cells = cells_of(stages, len(sizes), names_of(pools_of(devices)), mapping, copies)
+        _explain_cells(cells, pipeline, _costs(cells, sizes, workload, profiles), as_json=as_json)
         return
+    names = device_names(devices)
     chosen = assign(numbers(mapping, "--mapping"), len(sizes), names) if mapping else spread(len(sizes), names)
     report = _report(chosen, names, sizes, examples)
     if as_json:
@@ -58,12 +67,29 @@ def explain(
         _print(report)
 
 
-def _explain_cells(cells: Cells, pipeline: str, as_json: bool) -> None:
-    report = cell_report(cells, pipeline)
+def _explain_cells(cells: Cells, pipeline: str, costs: GridCosts | None, *, as_json: bool) -> None:
+    report = cell_report(cells, pipeline, costs)
     if as_json:
         print(json.dumps(report, indent=2))
     else:
         print_cells(report, screen())
+
+
+def _costs(cells: Cells, sizes: tuple[int, ...], workload: str | None, profiles: Path | None) -> GridCosts | None:
+    """What the script's profiles say, if they are asked for."""
+    if workload is None and profiles is None:
+        return None
+    if (known := staged_workload_of(workload, profiles)) is None:
+        raise ConfigError(
+            f"{workload or profiles} has no profile of a model in stages. Make one: `vf profile --device-type TYPE "
+            "SCRIPT`, for a script whose Trainer has stages=[...]."
+        )
+    if len(set(sizes)) > 1:
+        raise ConfigError("with a profile, all virtual nodes are of one size: give their number to --virtual-nodes")
+    costs = costs_at(known, dict.fromkeys(type_of(device) for device in cells.devices), sizes[0])
+    if costs.stages != cells.stages:
+        raise ConfigError(f"--stages {cells.stages}: the profile of {known.name} is of {costs.stages} stages")
+    return costs
 
 
 def _sizes(text: str) -> int | list[int]:

@@ -41,6 +41,8 @@ PAUSE_SECONDS = 0.1  # between steps that only wait for others to join
 
 def measure(engine: Engine, feed: Feed, examples: int, wanted: Mapping[str, Any]) -> None:
     """Measure what *wanted* names on *examples* that *feed* loads, and leave the result in the job's folder."""
+    if wanted["what"] == "link":
+        raise ConfigError("the script was cut into stages when its stages were measured, and is not any more")
     job = engine.peers.membership.job
     for group in (group for optimizer in engine.live.optimizers for group in optimizer.param_groups):
         if "lr" in group:
@@ -159,7 +161,7 @@ def _node_sizes(
     updates: list[float] = []
     out_of_memory, ended_by = None, LARGEST
     deadline = time.monotonic() + wanted["seconds"]
-    with _limited(wanted.get("memory_limit")):
+    with limited(wanted.get("memory_limit")):
         for size in ladder(wanted["largest"]):
             _reset_peak(stopwatch.device)
             try:
@@ -173,7 +175,7 @@ def _node_sizes(
             point, update = measured
             points.append(point)
             updates.append(update)
-            _report(job, asdict(point))
+            report(job, asdict(point))
             if size < wanted["largest"] and time.monotonic() + 4 * MOST_STEPS * point.seconds > deadline:
                 ended_by = TIME  # the next size would take too long
                 break
@@ -245,11 +247,11 @@ def _communication(job: JobContext, wanted: Mapping[str, Any], stopwatch: _Stopw
         if len(membership.devices) == count:  # fewer, if some were lost
             seconds[count] = statistics.median(times or [lap.step_seconds for lap in laps])
             if peers.is_lead:
-                _report(job, {"devices": count, "step_seconds": seconds[count]})
+                report(job, {"devices": count, "step_seconds": seconds[count]})
     return {"devices": devices, "step_seconds": seconds}
 
 
-def _report(job: JobContext, line: dict[str, Any]) -> None:
+def report(job: JobContext, line: dict[str, Any]) -> None:
     """Show progress to whoever waits for the result."""
     with (job.folder / PROGRESS).open("a") as file:
         file.write(json.dumps(line) + "\n")
@@ -276,7 +278,7 @@ def interval(times: list[float]) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def _limited(limit_bytes: int | None) -> Iterator[None]:
+def limited(limit_bytes: int | None) -> Iterator[None]:
     """Let memory run out at *limit_bytes*, for real."""
     if limit_bytes is None:
         yield

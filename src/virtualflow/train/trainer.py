@@ -200,7 +200,7 @@ class Trainer:
         )
         runner = next(iter(self._runners.values()))
         self._passes = Passes(
-            Engine(peers, runner, self._pace, len(sizes), live, nodes, self._boundary.settle),
+            Engine(peers, runner, self._pace, len(sizes), live, nodes, self._boundary.settle, staging),
             instruments,
             self._loop,
             self._loading,

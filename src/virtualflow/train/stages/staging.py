@@ -22,7 +22,7 @@ from virtualflow.train.stages.loss_scale import LossScale
 from virtualflow.train.stages.stage_cut import Cut, Stages
 from virtualflow.train.stages.staged_files import StagedFiles
 from virtualflow.train.stages.staged_inference import StagedInference
-from virtualflow.train.stages.staged_state import GridChoice, StagedState
+from virtualflow.train.stages.staged_state import GridChoice, StagedState, Unheld
 from virtualflow.train.stages.staged_step import StagedRunner, StagedSettings
 from virtualflow.train.stages.unit_sums import JobSums
 
@@ -99,7 +99,10 @@ class StagedEngine:
             preparation.share_initial_model(peers, cut.modules)
         held = HeldStages(cut, staging.optimizer, seed, device)
         sums = JobSums(cut, virtual_nodes)
-        choice = GridChoice(cut.count, virtual_nodes, staging.copies, _rows_by_hand(peers.membership.job))
+        job = peers.membership.job
+        is_measured = isinstance(job.instruments, Measurement)
+        held_by = Unheld if is_measured else GridChoice
+        choice = held_by(cut.count, virtual_nodes, staging.copies, _rows_by_hand(job))
         self.state = StagedState(cut, held, sums, choice, peers, device)
         self.live = replace(live, stages=self.state, files=StagedFiles(self.state, peers), reductions={"": sums})
         loss_scale = LossScale(live.grad_scaler, device)
@@ -109,7 +112,7 @@ class StagedEngine:
             self.state, cells, staging.optimizer, loss_scale, settings, peers, live.metric_names, live.parts
         )
         self.inference = StagedInference(self.state, seed, peers)
-        if not peers.membership.joining:
+        if not peers.membership.joining and not is_measured:
             self.state.warn_of_risk()
 
 
@@ -138,5 +141,8 @@ def _check_job(job: JobContext) -> None:
         raise ConfigError("stages= on devices of different types is not supported: their kernels round differently.")
     if job.description.audit:
         raise ConfigError("--audit is not supported together with stages=: it compares whole models. Leave it out.")
-    if isinstance(job.instruments, Measurement | Emulation):
-        raise ConfigError("vf profile and emulated devices are not supported together with stages=.")
+    if isinstance(job.instruments, Emulation) or job.description.emulated:
+        raise ConfigError(
+            "emulated devices are not supported together with stages=. Profile on a device of the type itself: "
+            "vf profile --device-type TYPE."
+        )
