@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from virtualflow.manager.client import Client
 
 VF = [sys.executable, "-m", "virtualflow.cli.main"]
 JOB = Path(__file__).parent.parent / "cli" / "job.py"
+STAGED = Path(__file__).parent.parent / "manager" / "staged_job.py"
 LONG_MS = 100_000  # a busy machine takes its time to import torch
 
 
@@ -76,6 +78,29 @@ def test_the_page_of_one_job_resizes_and_stops_it(page: Any, tmp_path: Path) -> 
             page.locator("#resize-dialog").get_by_role("spinbutton").fill("1")
             page.get_by_role("button", name="Resize", exact=True).click()
             page.get_by_text("resize: 1 device(s)").first.wait_for(timeout=LONG_MS)  # among its events
+            page.get_by_role("button", name="Stop…").click()
+            page.get_by_role("button", name="Stop the job").click()
+            assert run.wait(LONG_MS / 1000) == 0
+        finally:
+            run.kill()
+
+
+@pytest.mark.timeout(300)
+def test_the_grid_of_cells_is_live(page: Any, vf_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow").touch()
+    command = [*VF, "run", "--dashboard", "--devices", "2", str(STAGED), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            assert run.stderr is not None
+            page.goto(next(line for line in run.stderr if line.startswith("dashboard: ")).split()[1])
+            cells = page.locator("#cells td[data-device]")
+            cells.nth(3).wait_for(timeout=LONG_MS)
+            assert [cell.inner_text() for cell in cells.all()] == ["0", "0", "1", "1"]  # a pipeline of two
+            job = vf("status", "--json")
+            assert json.loads(job)[0]["cells"] == [["0"] * 4, ["0"] * 4, ["1"] * 4, ["1"] * 4]
+            vf("resize", json.loads(job)[0]["id"], "1")
+            page.locator("#cells td[data-device='1']").first.wait_for(state="detached", timeout=LONG_MS)
+            assert [cell.inner_text() for cell in cells.all()] == ["0"] * 4
             page.get_by_role("button", name="Stop…").click()
             page.get_by_role("button", name="Stop the job").click()
             assert run.wait(LONG_MS / 1000) == 0

@@ -407,6 +407,37 @@ def test_a_refused_submit_keeps_its_input(page: Any, scripted: Scripted) -> None
     assert [body["script"] for _, body in scripted.posted] == ["trian.py", "train.py"]
 
 
+def test_the_grid_of_a_job_in_stages_is_drawn_and_follows_every_change(page: Any, scripted: Scripted) -> None:
+    def drawn() -> list[list[tuple[str, str, str]]]:
+        rows = page.locator("#cells tr").all()
+        facts = ("el => [el.dataset.device, el.getAttribute('colspan'), getComputedStyle(el).backgroundColor]",)
+        return [[tuple(cell.evaluate(*facts)) for cell in row.locator("td[data-device]").all()] for row in rows]
+
+    def show(cells: list[list[str]], shadows: list[list[str]], step: int) -> None:
+        nodes = {
+            device: [v for v in range(4) if any(row[v] == device for row in cells)] for row in cells for device in row
+        }
+        scripted.details["j"] = {"cells": cells, "shadows": shadows}
+        scripted.push([a_job("j", devices=tuple(nodes), nodes=4, mapping=nodes, stages=len(cells), step=step)])
+
+    show([["0"] * 4, ["1", "1", "2", "2"]], [["2"], []], 1)
+    page.goto(scripted.address)
+    page.locator("#cells-view").get_by_text("2 stages, 4 virtual nodes").wait_for()
+    [[(first, across, colour)], [(second, half, other), (third, _, last)]] = drawn()
+    assert [first, across, second, half, third] == ["0", "4", "1", "2", "2"]
+    assert len({colour, other, last}) == 3
+    assert page.locator("#cells tr").first.inner_text().split() == ["0", "0", "also", "on", "2"]
+    assert "rgba(0, 0, 0, 0)" not in (colour, other, last)
+
+    show([["1"] * 4, ["1", "1", EVIL, EVIL]], [[], []], 1)  # no step in between
+    page.locator("#cells").get_by_text(EVIL).wait_for()
+    [[(_, _, kept)], [_, (_, _, new)]] = drawn()
+    assert kept == other  # a device keeps its colour
+    assert new not in (colour, other, last)
+    scripted.push([a_job("whole", devices=TWO)])
+    page.locator("#cells-view").wait_for(state="hidden")
+
+
 def test_two_runs_are_compared_over_steps_and_the_loss_has_a_log_scale(page: Any, scripted: Scripted) -> None:
     now = time.time()
     scripted.series["one"] = curves(now - 100, now, [(now - 100, 2)], 50)

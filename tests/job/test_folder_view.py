@@ -89,3 +89,17 @@ def test_a_job_whose_description_is_damaged_is_shown_by_its_id(job: AJob) -> Non
     (job.folder.path / "job.json").write_bytes(b"{")
     view, _ = FolderView(job.folder).look(now=20.0)
     assert (view.id, view.name, view.state) == ("a", "", JobState.FAILED)
+
+
+def test_a_job_in_stages_shows_who_runs_and_holds_what_at_its_start_and_after_each_change(job: AJob) -> None:
+    with job.folder.locked():
+        job.state("RUNNING", "0", "1")
+        job.events((10.0, RunStarted({}, ["0", "1"], [], 3, [["0", "0"], ["0", "1"]], [["1"], []])))
+        view, status = FolderView(job.folder).look(now=11.0)
+        assert (view.stages, view.mapping) == (2, {"0": [0, 1], "1": [1]})
+        assert [worker.stages for worker in status.workers] == [(0, 1), (0, 1)]
+        job.state("RUNNING", "1")
+        job.events((12.0, Regrouped(1, 3, "loss", ["1"], [], ["0"], [], {}, [["1", "1"], ["1", "1"]], [[], []])))
+        view, status = FolderView(job.folder).look(now=13.0)
+    assert view.mapping == {"1": [0, 1]}
+    assert [worker.stages for worker in status.workers] == [(0, 1)]

@@ -42,8 +42,7 @@ def cell_report(cells: Cells, pipeline: str, costs: GridCosts | None = None) -> 
     """
     known = costs or equal_costs(cells.stages, {type_of(device) for device in cells.devices})
     step = forecast(cells, known, pipeline)
-    grid = [[route[stage] for route in cells.routes] for stage in range(cells.stages)]
-    report = {"stages": cells.stages, "pipeline": pipeline, "grid": grid, "at_risk": cells.at_risk()}
+    report = {"stages": cells.stages, "pipeline": pipeline, "grid": cells.rows, "at_risk": cells.at_risk()}
     if costs is not None:
         report |= {"step_time_seconds": step.step_seconds, "fits": step.fits}
     return report | {"cells": [_row(cells, device, in_bytes=costs is not None) for device in step.devices]}

@@ -15,6 +15,8 @@ import typer
 
 from virtualflow.cli.dashboard import link_to, needed
 from virtualflow.cli.help import Command
+from virtualflow.cli.memory import OfDevices
+from virtualflow.cli.memory import device_memory as memory_of
 from virtualflow.cli.options import (
     DeviceFile,
     DeviceType,
@@ -64,6 +66,7 @@ def up(
         ),
     ] = None,
     device_file: DeviceFile = None,
+    device_memory: OfDevices = None,
     emulate: Emulate = None,
     time_scale: TimeScale = None,
     round: Annotated[
@@ -106,7 +109,9 @@ def up(
             needed(),
             service.local_devices(local, emulation) if local else service.ray_devices(emulation) as (hardware, look),
         ):
-            chosen = replace(hardware, patience_seconds=patience, device_type=device_type_of(device_type, devices))
+            memory = memory_of(device_memory, device_file, [pool.device_type for pool in hardware.pools])
+            kind = device_type_of(device_type, devices)
+            chosen = replace(hardware, patience_seconds=patience, device_type=kind, memory=memory)
             service.serve(chosen, scheduling, host, port, look)
         return
     client = service.start([sys.executable, "-m", "virtualflow.cli.main", *sys.argv[1:], "--foreground"])

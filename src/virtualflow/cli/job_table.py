@@ -14,11 +14,13 @@ from rich.table import Column, Table
 
 from virtualflow.cli.screen import screen
 from virtualflow.core.job_view import JobView
+from virtualflow.core.sizes import size_text
 
 WIDE = 200  # columns for --wide where the terminal has fewer: a line may wrap, a word is never cut
 MAX_REASONS = 10  # below a table that has no column for them
 TIMES = ("submitted", "started", "ended")
-ELSEWHERE = ("events", "failure", "workers", "mapping")  # of a job's facts: shown in another way, or not at all
+# of a job's facts: shown in another way, or not at all
+ELSEWHERE = ("events", "failure", "workers", "mapping", "memory", "cells", "shadows")
 
 
 def views_of(jobs: Sequence[dict[str, Any]]) -> list[JobView]:
@@ -80,9 +82,19 @@ def fact_table(facts: dict[str, Any]) -> Table:
     for key, value in facts.items():
         if key not in ELSEWHERE and value not in (None, "", []):
             table.add_row(key.removesuffix("_seconds").replace("_", " "), _shown(key, value))
+    if facts.get("memory"):
+        table.add_row("memory", _needs(facts["memory"]))
     for device, nodes in facts["mapping"].items():
         table.add_row(f"on {device}", "virtual nodes " + " ".join(map(str, nodes)))
     return table
+
+
+def _needs(memory: dict[str, Any]) -> str:
+    stages, node = memory["stages"], size_text(memory["node"])
+    if len(stages) == 1:
+        return f"{size_text(stages[0])}, and {node} for a virtual node"
+    sizes = " ".join(map(size_text, stages))
+    return f"stages of {sizes}, {memory['copies']} copies, and {node} for a virtual node through all of them"
 
 
 def event_lines(events: Sequence[dict[str, Any]]) -> list[str]:

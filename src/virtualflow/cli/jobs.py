@@ -13,10 +13,12 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
+from virtualflow.cli.cell_table import colours_of, print_grid
 from virtualflow.cli.job_table import console, duration, event_lines, fact_table, job_table, views_of
 from virtualflow.cli.options import seconds_of
 from virtualflow.cli.resuming import can_go_on, how_to_go_on
 from virtualflow.cli.screen import print_line
+from virtualflow.core.cells import Cells
 from virtualflow.core.devices import is_number
 from virtualflow.core.job_state import ENDED, JobState
 from virtualflow.errors import ConfigError, DamagedError, LaunchError
@@ -96,10 +98,22 @@ def print_facts(facts: dict[str, Any]) -> None:
     """All there is to know of a manager's job."""
     shown = console(wide=False)
     shown.print(fact_table(facts))
+    print_cells_of(facts)
     for line in event_lines(facts["events"][-10:]):
         shown.print(line)
     if facts["failure"]:
         shown.print(f"\n{facts['failure']}")
+
+
+def print_cells_of(facts: dict[str, Any]) -> None:
+    """Who runs which cell of a job with stages, and who holds a stage besides."""
+    if not facts["cells"]:
+        return
+    cells = Cells.of_rows(facts["cells"], facts["shadows"])
+    print_grid(cells.rows, colours_of(cells.devices), console(wide=False))
+    for stage, shadows in enumerate(cells.shadows):
+        if shadows:
+            print_line(f"stage {stage} is also held by {', '.join(shadows)}")
 
 
 def resize(
@@ -319,6 +333,9 @@ def describe(folder: JobFolder) -> dict[str, Any]:
     described = view.to_json() | status.as_json()
     described["checkpoint_step"] = step_of(folder.latest_checkpoint())
     described["checkpoints"] = [step_of(path) for path in folder.automatic_checkpoints()]
+    cells = folder_view.watch.cells if not view.state.is_at_rest else None
+    described["cells"] = cells.rows if cells is not None else []
+    described["shadows"] = cells.shadows if cells is not None else ()
     described["changes"] = [
         {"generation": c.generation, "step": c.step, "cause": c.cause, "devices": c.devices, "pause_ms": c.pause_ms}
         for c in folder_view.watch.changes
@@ -328,6 +345,7 @@ def describe(folder: JobFolder) -> dict[str, Any]:
 
 def _print_more(folder: JobFolder) -> None:
     job = describe(folder)
+    print_cells_of(job)
     if can_go_on(folder, JobState(job["state"])):
         print(how_to_go_on(folder))
         if earlier := job["checkpoints"][:-1]:

@@ -27,7 +27,6 @@ from virtualflow.solver.profile_files import BUILT_IN
 from virtualflow.system.home import home
 
 UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-UNIT_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 AsModule = Annotated[
     bool,
     typer.Option("--module", "-m", help="SCRIPT is the name of a module, found from this folder as by `python -m`."),
@@ -200,14 +199,6 @@ def staged_workload_of(name: str | None, folder: Path | None) -> StagedWorkload 
         return None
     where = folder if folder is not None else profiles_of(str(name))
     return profile_files.read_stages(where) if where.is_dir() and profile_files.are_staged(where) else None
-
-
-def bytes_of(text: str, option: str) -> int:
-    """``512M`` or ``2G``."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ConfigError(f"{option} {text}: expected a size such as 512M or 2G")
-    return int(float(match[1]) * UNIT_BYTES[match[2].upper()])
 
 
 def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Workload | None:

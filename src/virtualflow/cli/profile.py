@@ -22,7 +22,6 @@ from virtualflow.cli.options import (
     Listen,
     TimeScale,
     TokenFile,
-    bytes_of,
     device_type_of,
     devices_of,
     profiles_of,
@@ -33,6 +32,7 @@ from virtualflow.cli.stage_profiles import file_of, report_stages, write_profile
 from virtualflow.core import profile as profiles
 from virtualflow.core.device_choice import AUTO
 from virtualflow.core.profile import BEYOND, Communication, Point, Profile, Workload
+from virtualflow.core.sizes import parse_size
 from virtualflow.core.stage_profile import Link
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.profiling.bench import Bench, CommunicationCosts, InterruptedMeasurement, JoinAddress, Show
@@ -102,7 +102,7 @@ def profile(
     check_folder(folder)
     named = devices or f"{device_type}:1"
     known = devices_of(named, device_file, emulate, time_scale)
-    limit = bytes_of(memory_limit, "--memory-limit") if memory_limit else None
+    limit = parse_size(memory_limit, "--memory-limit") if memory_limit else None
     want = {"what": "node sizes", "largest": largest, "seconds": 60 * minutes, "memory_limit": limit}
     console = screen(stderr=True, highlight=False)
     by_devices: CommunicationCosts = ()

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from virtualflow.cli.job_table import console, job_table, views_of
 from virtualflow.cli.jobs import JobArgument, Wide, keep_showing, print_facts
+from virtualflow.cli.memory import Copies, Memory, NodeMemory, needs_of
 from virtualflow.cli.options import (
     AsModule,
     CheckpointEvery,
@@ -30,6 +32,7 @@ from virtualflow.cli.options import (
 )
 from virtualflow.cli.screen import print_line, screen
 from virtualflow.core.job_state import ENDED, JobState
+from virtualflow.core.sizes import size_text
 from virtualflow.errors import ManagerError
 from virtualflow.manager import environment
 from virtualflow.manager.client import Client
@@ -53,6 +56,9 @@ def submit(
         int | None,
         typer.Option(help="The script's virtual nodes, if you know: it then starts on all its devices.", metavar="N"),
     ] = None,
+    memory: Memory = None,
+    node_memory: NodeMemory = None,
+    copies: Copies = 2,
     expect: Annotated[
         str | None, typer.Option(help="The expected run time on its full demand, such as 90m or 2h.", metavar="TIME")
     ] = None,
@@ -82,6 +88,7 @@ def submit(
     file, full_name = program_of(script, as_module=module)
     taken = take(file, include=include or (), arguments=arguments or (), waits=True, module=full_name)
     warn_left_out(taken.program)
+    needs = needs_of(memory, node_memory, copies)
     body: dict[str, Any] = {
         "script": str(file.resolve()),
         "modules": taken.modules,
@@ -95,6 +102,7 @@ def submit(
         "min": min,
         "virtual_nodes": virtual_nodes,
         "expect_seconds": seconds_of(expect, "--expect") if expect is not None else None,
+        "memory": asdict(needs) if needs is not None else None,
         "retries": retries,
         "checkpoint_every": checkpoint_every,
         "preload": preload_of(preload),
@@ -203,10 +211,11 @@ def devices(
     if as_json:
         print(json.dumps(listed, indent=2))
         return
-    table = Table("device", "type", "machine", "job", box=box.SIMPLE, pad_edge=False)
+    table = Table("device", "type", "memory", "machine", "job", box=box.SIMPLE, pad_edge=False)
     for device in listed:
         job = "(taken out)" if device["lost"] else device["job"] or "(idle)"
-        table.add_row(device["name"], device["type"], str(device["machine"]), job)
+        memory = size_text(device["memory"]) if device["memory"] is not None else ""
+        table.add_row(device["name"], device["type"], memory, str(device["machine"]), job)
     screen().print(table)
 
 

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from virtualflow.cli.cell_table import colours_of, print_grid
 from virtualflow.cli.files import writing
-from virtualflow.cli.options import bytes_of
 from virtualflow.core.devices import Pool
+from virtualflow.core.sizes import parse_size
 from virtualflow.core.stage_profile import StagedWorkload
 from virtualflow.errors import ConfigError
 from virtualflow.solver import grid_plan
@@ -57,7 +57,7 @@ def memory_of(text: str | None) -> dict[str, float]:
         name, separator, size = part.partition("=")
         if not separator or not name.strip():
             raise ConfigError(f"--memory {part!r}: expected TYPE=SIZE, such as V100=16G, with commas between types")
-        found[name.strip()] = bytes_of(size, "--memory")
+        found[name.strip()] = parse_size(size, "--memory")
     return found
 
 

@@ -32,7 +32,7 @@ class Period:
 
     start: float
     end: float
-    nodes: dict[str, int]  # how many virtual nodes each device ran
+    nodes: dict[str, int]  # how many virtual nodes each device ran; of a model in stages, how many cells
 
 
 def timeline(
@@ -50,7 +50,9 @@ def timeline(
         raise LaunchError(f"job {job} has no events yet; try again when it trains") from None
     runs = _runs(events)
     periods = [period for run in runs for period in _periods(run)]
-    _draw(periods, [_throughput(run) for run in runs], _changes(events), job, output)
+    in_stages = any(isinstance(event, RunStarted) and event.cells for _, event in events)
+    what = "cells" if in_stages else "virtual nodes"
+    _draw(periods, [_throughput(run) for run in runs], _changes(events), job, output, what)
     print_line(f"wrote {output}")
 
 
@@ -82,9 +84,15 @@ def _runs(events: list[Timed]) -> list[list[Timed]]:
 
 
 def _periods(run: list[Timed]) -> list[Period]:
-    marks = [(time, event.mapping) for time, event in run if isinstance(event, RunStarted | Regrouped)]
+    marks = [(time, _runs_on(event)) for time, event in run if isinstance(event, RunStarted | Regrouped)]
     ends = [time for time, _ in marks[1:]] + [run[-1][0]]
-    return [Period(time, end, dict(Counter(mapping))) for (time, mapping), end in zip(marks, ends, strict=True)]
+    return [Period(time, end, nodes) for (time, nodes), end in zip(marks, ends, strict=True)]
+
+
+def _runs_on(event: RunStarted | Regrouped) -> dict[str, int]:
+    """How many virtual nodes each device runs, or cells. One that only holds stages runs none."""
+    cells = itertools.chain(event.mapping, *event.cells)
+    return {**dict.fromkeys(event.devices, 0), **Counter(cells)}
 
 
 def _stops(periods: list[Period]) -> list[tuple[float, float]]:
@@ -114,6 +122,7 @@ def _draw(
     changes: list[tuple[float, Regrouped]],
     job: str,
     output: Path,
+    what: str,
 ) -> None:
     plt = pyplot()
     zero = periods[0].start
@@ -141,7 +150,7 @@ def _draw(
         top.annotate(f"{change.cause} {pause:.0f} ms", (time - zero, len(devices) - 0.4), fontsize=7, color=colour,
                      rotation=30, annotation_clip=False)  # fmt: skip
     top.set_yticks(range(len(devices)), [f"device {device}" for device in devices])
-    top.set_title(f"job {job}: virtual nodes on each device", loc="left", pad=38 if changes else 8)
+    top.set_title(f"job {job}: {what} on each device", loc="left", pad=38 if changes else 8)
     for throughput in throughputs:
         bottom.plot([time - zero for time, _ in throughput], [speed for _, speed in throughput], color="tab:blue")
     bottom.set_ylabel("examples/s")

@@ -42,7 +42,7 @@ class Assignment:
         return actions
 
     def adopt(self, now: float, state: ScheduledJob, devices: tuple[str, ...]) -> list[Action]:
-        """A job has these devices already; if they are too few for it, it gives them up."""
+        """A job has these devices already; if they are too few for it, or do not hold it, it gives them up."""
         self.placement.claim(devices)
         self._set(now, state, self.placement.in_order(devices), None)
         return self._give_up_too_few(now, state)
@@ -59,7 +59,9 @@ class Assignment:
         return self._give_up_too_few(now, state)
 
     def _give_up_too_few(self, now: float, state: ScheduledJob) -> list[Action]:
-        return self.apply(now, [(state, NOTHING)]) if state.allocation < state.job.min else []
+        types = state.job.types
+        has_room = types is None or types.issuperset(state.counts)
+        return [] if has_room and state.allocation >= state.job.min else self.apply(now, [(state, NOTHING)])
 
     def end(self, now: float, state: ScheduledJob) -> list[Action]:
         """Free the devices of a job that is over; jobs beside it take over those they are on."""

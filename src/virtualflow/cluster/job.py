@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from virtualflow.core.devices import Pool
+from virtualflow.core.memory_needs import MemoryNeeds
 from virtualflow.errors import ConfigError
 
 LINEAR = "linear"  # a workload of which only a run time is known: speed grows with the devices, up to the demand
@@ -24,9 +25,11 @@ class Job:
     steps: float  # of LINEAR jobs: seconds on the full demand
     workload: str = LINEAR
     node_size: int = 1
-    virtual_nodes: int = 0  # 0: as many as the demand
+    virtual_nodes: int = 0  # 0: as many as it can use
     priority: float = 1.0
     min: int = 1  # devices: it waits rather than run on fewer
+    memory: MemoryNeeds | None = None  # as far as it states any
+    types: frozenset[str] | None = None  # of devices that hold it; None: all. See cluster.holding
 
     def __post_init__(self) -> None:
         if self.demand < 1 or not self.steps > 0 or not self.priority > 0 or self.node_size < 1:
@@ -41,7 +44,9 @@ class Job:
         if not math.isfinite(self.arrival_seconds) or not math.isfinite(self.steps):
             raise ConfigError(f"job {self.id}: its time of arrival and its steps must be finite numbers")
         if self.virtual_nodes == 0:
-            object.__setattr__(self, "virtual_nodes", self.demand)
+            object.__setattr__(
+                self, "virtual_nodes", max(self.demand, self.memory.useful_devices if self.memory else 0)
+            )
         elif self.virtual_nodes < self.demand:
             raise ConfigError(
                 f"job {self.id} asks for {self.demand} devices but has {self.virtual_nodes} virtual nodes: "

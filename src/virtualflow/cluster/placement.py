@@ -56,6 +56,11 @@ class Placement:
     def devices(self) -> tuple[str, ...]:
         return tuple(self._machine)
 
+    @property
+    def totals(self) -> dict[str, int]:
+        """Devices by type, lost ones too."""
+        return {name: sum(sizes) for name, sizes in self.machine_sizes.items()}
+
     def machine_of(self, device: str) -> int:
         return self._machine[device]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from virtualflow.cluster.assignment import Assignment
+from virtualflow.cluster.holding import DeviceMemory, HeldThroughput
 from virtualflow.cluster.job import Job, ScheduledJob
 from virtualflow.cluster.messages import (
     Action,
@@ -22,27 +24,40 @@ from virtualflow.cluster.messages import (
     Woken,
 )
 from virtualflow.cluster.placement import Placement
-from virtualflow.cluster.policies.base import NOTHING, Policy
+from virtualflow.cluster.policies.base import ANY, NOTHING, Grant, Policy
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput.model import Throughput
 from virtualflow.cluster.waiting import Queue
 from virtualflow.core.devices import Pool
 from virtualflow.errors import ConfigError, PolicyError
 
+NO_LIMITS: Mapping[str, int] = MappingProxyType({})
+
 
 class Scheduler:
     """Keeps jobs, devices and the queue, and asks its policy what should change."""
 
     def __init__(
-        self, pools: Sequence[Pool], policy: Policy, throughput: Throughput, *, start_seconds: float = 0.0
+        self,
+        pools: Sequence[Pool],
+        policy: Policy,
+        throughput: Throughput,
+        *,
+        start_seconds: float = 0.0,
+        memory: Mapping[str, int] = NO_LIMITS,
     ) -> None:
-        """*start_seconds*: from a job's start to its first step, for policies that promise a time."""
+        """*start_seconds*: from a job's start to its first step, for policies that promise a time.
+
+        *memory*: bytes of a device by type, as far as they are known.
+        """
         self.start_seconds = start_seconds
+        self.memory = DeviceMemory(memory)
         self.placement = Placement(pools)
         self.policy = policy
-        self._throughput = throughput
-        self._assignment = Assignment(self.placement, throughput, restarts=policy.restarts)
+        self._throughput = HeldThroughput(throughput) if memory else throughput
+        self._assignment = Assignment(self.placement, self._throughput, restarts=policy.restarts)
         self._states: dict[str, ScheduledJob] = {}
+        self._too_large: dict[str, ScheduledJob] = {}  # jobs that nothing here holds: policies do not see them
         self._queue = Queue()
         self._now = -math.inf
         self._round: float | None = None  # the time of the next one, if the policy has rounds and one is asked for
@@ -81,6 +96,15 @@ class Scheduler:
             start_seconds=self.start_seconds,
         )
 
+    def held(self, job: Job) -> Job | None:
+        """*job* with the minimum, the demand and the types that its memory needs; None if nothing here holds it."""
+        return self.memory.held(job, self.placement.totals)
+
+    def why_too_large(self, job_id: str) -> str | None:
+        """Why nothing here holds a job, in words; None if something does."""
+        state = self._too_large.get(job_id)
+        return self.memory.why_not(state.job, self.placement.totals) if state is not None else None
+
     def _apply(self, event: Event) -> list[Action]:
         actions: list[Action] = []
         if isinstance(event, JobArrived):
@@ -92,6 +116,9 @@ class Scheduler:
                 self._arrived(job, event.attained.get(job.id, 0.0))
             for job, devices in event.running:
                 self._arrived(job, event.attained.get(job.id, 0.0))
+                if job.id in self._too_large:
+                    actions.append(SuspendJob(job.id))
+                    continue
                 self._queue.remove(job.id)
                 actions += self._queue_suspended(self._assignment.adopt(self._now, self._states[job.id], devices))
         elif isinstance(event, JobEnded):
@@ -100,7 +127,7 @@ class Scheduler:
             self.policy.forget(state.job)  # it may come back as another one, as after a pause
             if event.job_id in self._queue:
                 self._queue.remove(event.job_id)
-            else:
+            elif self._too_large.pop(event.job_id, None) is None:
                 actions = self._assignment.end(self._now, state)
         elif isinstance(event, DevicesLost):
             for device in event.devices:
@@ -109,6 +136,8 @@ class Scheduler:
             actions = self._queue_suspended(self._assignment.lose(self._now, event.devices))
         elif isinstance(event, DevicesJoined):
             self.placement.join(event.devices)
+            for state in list(self._too_large.values()):  # a new machine may hold them
+                self._changed(state.job)
         return actions
 
     def _known(self, job_id: str) -> ScheduledJob:
@@ -120,12 +149,26 @@ class Scheduler:
         state = self._known(job.id)
         self._jobs_changed = True
         self.policy.forget(state.job)
+        held = self.memory.held(job, self.placement.totals, state.counts)
         if job.id in self._queue:
             self._queue.remove(job.id)
-            state.job = job
+        elif self._too_large.pop(job.id, None) is None:
+            if held is not None and (held.types is None or held.types.issuperset(state.counts)):
+                return self._queue_suspended(self._assignment.ask_for(self._now, state, held))
+            actions = self._queue_suspended(self._assignment.apply(self._now, [(state, NOTHING)]))
+            self._queue.remove(job.id)
+            self._take_in(state, job, held)
+            return actions
+        self._take_in(state, job, held)
+        return []
+
+    def _take_in(self, state: ScheduledJob, job: Job, held: Job | None) -> None:
+        """It has no devices: it waits, or is set aside as long as nothing holds it."""
+        state.job = held or job
+        if held is None:
+            self._too_large[job.id] = state
+        else:
             self._wait(state)
-            return []
-        return self._queue_suspended(self._assignment.ask_for(self._now, state, job))
 
     def _arrived(self, job: Job, attained: float = 0.0) -> None:
         if job.id in self._states:
@@ -136,11 +179,12 @@ class Scheduler:
                 f"job {job.id} ({job.workload}, node size {job.node_size}) can run on no device of this cluster "
                 f"({types}): there is no profile, or its virtual nodes are too large for their memory"
             )
-        state = ScheduledJob(job, attained_before=attained)
+        held = self.held(job)
+        state = ScheduledJob(held or job, attained_before=attained)
         state.changed_seconds = self._now
         self._states[job.id] = state
         self._jobs_changed = True
-        self._wait(state)
+        self._take_in(state, job, held)
 
     def _wait(self, state: ScheduledJob) -> None:
         self._queue.add(self.policy.order(state, self.snapshot()), state)
@@ -167,8 +211,10 @@ class Scheduler:
                 raise PolicyError(
                     f"policy {self.policy.name} granted devices to job {job_id}, which is unknown or has ended"
                 )
+            if job_id in self._too_large:
+                continue
             state = self._states[job_id]
-            if 0 < sum(grant.counts.values()) < state.job.min:
+            if 0 < sum(grant.counts.values()) < state.job.min or not self._has_room(state, grant):
                 grant = NOTHING
             if job_id in self._queue and grant.counts:
                 self._queue.remove(job_id)
@@ -184,6 +230,14 @@ class Scheduler:
         if decision.wake_seconds is not None:
             actions.append(WakeAt(decision.wake_seconds))
         return actions
+
+    def _has_room(self, state: ScheduledJob, grant: Grant) -> bool:
+        """Whether a grant is of types that hold the job, and not of a device that another job needs the memory of."""
+        types = state.job.types
+        if grant.beside is not None:
+            host = self._states.get(grant.beside)
+            return types is None and (host is None or host.job.types is None)
+        return types is None or all(name == ANY or name in types for name in grant.counts)
 
     def _queue_suspended(self, actions: list[Action]) -> list[Action]:
         for action in actions:

@@ -34,6 +34,16 @@ class Cells:
         if self.shadows and len(self.shadows) != self.stages:
             raise MappingError(f"the grid has {self.stages} stages, and shadows are given for {len(self.shadows)}")
 
+    @classmethod
+    def of_rows(cls, rows: Iterable[Sequence[DeviceId]], shadows: Iterable[Sequence[DeviceId]] = ()) -> Cells:
+        """The grid as it is drawn and written down: for each stage, the device of each virtual node."""
+        return cls(tuple(zip(*rows, strict=True)), tuple(map(tuple, shadows)))
+
+    @property
+    def rows(self) -> list[list[DeviceId]]:
+        """For each stage, the device of each virtual node."""
+        return [[route[stage] for route in self.routes] for stage in range(self.stages)]
+
     @property
     def stages(self) -> int:
         return len(self.routes[0])

@@ -35,6 +35,7 @@ class DeviceView:
     machine: int
     job: str | None = None
     lost: bool = False
+    memory: int | None = None  # bytes, if they are known
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from virtualflow.core.memory_needs import MemoryNeeds
+
 
 @dataclass(frozen=True, slots=True)
 class JobDescription:
@@ -20,6 +22,8 @@ class JobDescription:
     from_checkpoint: str | None = None  # a file that the job goes on from, as long as it has none of its own
     owners: tuple[int, ...] | None = None  # the mapping given by hand: a device's index for each virtual node
     cells: tuple[tuple[int, ...], ...] | None = None  # the same for a model in stages: for each stage a row of devices
+    memory: MemoryNeeds | None = None  # as its owner states
+    device_bytes: int | None = None  # the memory of each of its devices, where it counts
     node_sizes: tuple[int, ...] | None = None  # a plan's, instead of the script's
     emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device, or until it is launched by type
     profiling: dict[str, Any] | None = None

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from virtualflow.core.job_state import JobState
+from virtualflow.core.memory_needs import MemoryNeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class DeviceUse:
     cpu_cores: float  # kept busy, over the last seconds
     memory_bytes: int  # of main memory
     accelerator_bytes: int | None = None  # in tensors on its accelerator, by torch's count; None without one
+    stage_sizes: tuple[tuple[int, int], ...] = ()  # each stage that it holds, with its bytes after a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class JobView:
     ended: float | None
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each, by name
     use: dict[str, DeviceUse] = field(default_factory=dict)  # of each device, while the job runs
+    stages: int | None = None  # that its model is cut into; *mapping* has the nodes of which a device runs any stage
 
     @property
     def part_done(self) -> float | None:
@@ -86,6 +89,9 @@ class JobDetails:
     failure: str | None = None
     launches: int = 0
     retries: int = 0
+    memory: MemoryNeeds | None = None
+    cells: Sequence[Sequence[str]] = ()  # of a model in stages: for each, the device of each virtual node
+    shadows: Sequence[Sequence[str]] = ()  # for each stage, the devices that hold it besides
 
     def with_view(self, view: JobView) -> dict[str, Any]:
         """All of it as JSON."""

@@ -100,6 +100,7 @@ class Membership(Protocol):
     def changes(self) -> list[Change]:
         """The generations that this worker has changed to."""
 
+    stage_sizes: tuple[tuple[int, int], ...]  # each stage that this worker holds, with its bytes after a step
     peers: Any  # the training code's dealings with the other workers, one for all Trainers; it sees the job to its end
 
     def mapping(self, virtual_nodes: int) -> Mapping: ...

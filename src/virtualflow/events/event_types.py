@@ -12,12 +12,19 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """The facts of a run: what decides its bits, and how it was laid out."""
+    """The facts of a run: what decides its bits, and how it was laid out.
+
+    With stages no device runs a whole virtual node: then *cells* has, for each stage, the device of each virtual node,
+    and *shadows* for each stage those that hold it besides; *mapping* is empty.
+    """
 
     facts: dict[str, Any]
     devices: list[str]
     mapping: list[str]
     waves: int
+    cells: list[list[str]] = field(default_factory=list)
+    shadows: list[list[str]] = field(default_factory=list)
+    copies: int = 1  # on how many devices each stage is kept, if there are as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """A new generation. ``pause_ms`` is how long the lead stood still for it, and on what."""
+    """A new generation. ``pause_ms`` is how long the lead stood still for it, and on what; the rest as at the start."""
 
     generation: int
     step: int
@@ -87,6 +94,8 @@ class Regrouped:
     left: list[str]
     mapping: list[str]
     pause_ms: dict[str, float]
+    cells: list[list[str]] = field(default_factory=list)
+    shadows: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

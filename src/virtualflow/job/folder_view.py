@@ -11,7 +11,7 @@ from virtualflow.events import STREAM
 from virtualflow.job.device_use import UseReader, Uses
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.history import Watch
-from virtualflow.job.status import JobStatus
+from virtualflow.job.status import JobStatus, with_cells
 
 DevicesPeriod = tuple[float, float | None, list[str]]  # from, to, and the devices in between
 
@@ -27,7 +27,7 @@ class FolderView:
     def look(self, now: float) -> tuple[JobView, JobStatus]:
         """The job, and the state that its coordinator or manager has written last."""
         self.watch.read()
-        status = self.folder.read_state()
+        status = with_cells(self.folder.read_state(), self.watch.cells)
         return view_of(self.folder, self.spec(), status, self.watch, now, self._uses.read()), status
 
     def spec(self) -> JobSpec:
@@ -62,6 +62,7 @@ def view_of(folder: JobFolder, spec: JobSpec, status: JobStatus, watch: Watch, n
         min=1,
         cap=None,
         virtual_nodes=status.virtual_nodes,
+        stages=watch.cells.stages if watch.cells is not None else None,
         mapping={worker.device: list(worker.virtual_nodes) for worker in status.workers},
         queued_seconds=0.0,
         run_seconds=round(sum((end or now) - begin for begin, end, _ in periods), 1),

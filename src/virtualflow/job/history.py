@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from virtualflow.core.cells import Cells
 from virtualflow.core.job_view import Progress
 from virtualflow.events import (
     Evaluated,
@@ -56,6 +57,8 @@ class Watch:
         default_factory=list
     )  # the devices from a time on; none: stopped
     last_time: float | None = None  # of the newest event
+    cells: Cells | None = None  # of a model in stages: who runs and holds what, since its last start or change
+    copies: int = 1  # on how many devices each stage is to be kept
     _every: int = 1  # every how many steps there is a sample
     _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
     _total: StepTotal = field(default_factory=StepTotal)
@@ -76,9 +79,7 @@ class Watch:
         if isinstance(event, StepDone):
             self._note_step(time, event)
         elif isinstance(event, Regrouped):
-            self.devices = len(event.devices)
-            self._recent.clear()
-            self.shapes.append((time, tuple(event.devices)))
+            self._note_devices(time, event)
             self.changes.append(event)
             pause_ms = {part: ms for part, ms in event.pause_ms.items() if math.isfinite(ms)}
             self.pauses_ms.append(sum(pause_ms.values()))
@@ -100,7 +101,12 @@ class Watch:
         if self.last_time is not None:
             self.shapes.append((self.last_time, ()))
             self.samples.append(Sample(self.last_time, self.step, None, None, 0))
+        self.copies = event.copies
+        self._note_devices(time, event)
+
+    def _note_devices(self, time: float, event: RunStarted | Regrouped) -> None:
         self.devices = len(event.devices)
+        self.cells = Cells.of_rows(event.cells, event.shadows) if event.cells else None
         self._recent.clear()
         self.shapes.append((time, tuple(event.devices)))
 

@@ -38,6 +38,7 @@ class Member:
         self._agreed = -1
         self._early_calls = 0  # of those that the job makes before its first epoch: how many this worker has reached
         self.changes: list[Change] = []
+        self.stage_sizes: tuple[tuple[int, int], ...] = ()
         self._training = 0
         self._got_notice = False
         self.peers: Any = None

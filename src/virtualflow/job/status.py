@@ -6,7 +6,9 @@ from collections.abc import Mapping as MappingType
 from typing import Any
 
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
+from virtualflow.core.cells import Cells
 from virtualflow.core.generation import Cause
 from virtualflow.core.job_state import JobState
 from virtualflow.core.mapping import Mapping
@@ -16,12 +18,16 @@ from virtualflow.job.outcome import Ending
 
 
 class WorkerStatus(Struct, frozen=True):
-    """Where a worker of the current generation is, and its virtual nodes."""
+    """Where a worker of the current generation is, and its virtual nodes.
+
+    Of a model in stages: the virtual nodes of which it runs any stage, and the stages that it holds.
+    """
 
     device: str
     machine: str = ""
     pid: int = 0
     virtual_nodes: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()
 
 
 class JobStatus(Struct, frozen=True):
@@ -87,6 +93,22 @@ def status_of(
         lost=ending.is_no_fault_of_the_script,
         reason=ending.reason,
     )
+
+
+def with_cells(status: JobStatus, cells: Cells | None) -> JobStatus:
+    """*status* with what the grid of a model in stages says of its workers, which a coordinator does not know."""
+    if cells is None:
+        return status
+    every = range(cells.stages)
+    workers = tuple(
+        replace(
+            worker,
+            virtual_nodes=cells.nodes_of(worker.device, every),
+            stages=cells.stages_of(worker.device),
+        )
+        for worker in status.workers
+    )
+    return replace(status, workers=workers)
 
 
 def _state_of(roster: Roster) -> JobState:

@@ -108,7 +108,9 @@ def _beat(wire: Wire[ToWorker], seconds: float) -> None:
     meter = CpuMeter()
     while True:
         time.sleep(min(seconds, USE_SECONDS))
-        wire.send(ResourceUse(DeviceUse(meter.cores(), resident_bytes(), accelerators.allocated_bytes())))
+        member = solo.installed()
+        sizes = member.stage_sizes if member is not None else ()
+        wire.send(ResourceUse(DeviceUse(meter.cores(), resident_bytes(), accelerators.allocated_bytes(), sizes)))
 
 
 class _Reports:

@@ -31,13 +31,24 @@ class Cluster:
     device_type: str = "auto"  # "cpu": cores, even if the devices have other names
     machines: Mapping[str, str] = field(default_factory=dict)  # by device: its machine's id, if there are several
     environment: Mapping[str, str] = field(default_factory=dict)  # what coordinators need to find them
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a device by type, as far as they are known
 
 
 def for_scheduler(record: Record, devices: int) -> Job:
     """In a cluster of this size."""
     demand = min(record.max_devices, devices)
     length = expected_seconds(record)
-    return Job(record.id, record.submitted, demand, length, priority=record.priority, min=min(record.min, demand))
+    memory = record.memory
+    return Job(
+        record.id,
+        record.submitted,
+        demand,
+        length,
+        priority=record.priority,
+        min=min(record.min, demand),
+        memory=memory,
+        virtual_nodes=(record.virtual_nodes or 0) if memory is not None else 0,
+    )
 
 
 def for_coordinator(
@@ -47,9 +58,16 @@ def for_coordinator(
     own = record.description.emulated
     emulated = {name: dict(facts) for name, facts in cluster.emulated.items()}
     emulated |= {name: own[type_of(name)] for name in names if type_of(name) in own}
+    limits = [cluster.memory[name] for name in map(type_of, devices) if name in cluster.memory]
     return JobSpec(
         record.id,
-        replace(record.description, device_type=cluster.device_type, emulated=emulated),
+        replace(
+            record.description,
+            device_type=cluster.device_type,
+            emulated=emulated,
+            device_bytes=min(limits, default=None),
+            memory=record.memory,
+        ),
         devices,
         patience_seconds=cluster.patience_seconds,
         backend=cluster.backend,

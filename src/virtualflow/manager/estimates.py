@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from virtualflow.core.job_view import DeviceUse
+from virtualflow.core.memory_needs import MemoryNeeds
 from virtualflow.job.history import Watch
 from virtualflow.manager.record import Record
 
@@ -21,6 +25,16 @@ def new_estimate(record: Record, watch: Watch) -> float | None:
     seconds = max(1.0, watch.steps * watch.step_seconds * watch.devices / record.max_devices)
     known = expected_seconds(record)
     return None if known / SCALE < seconds < known * SCALE else seconds
+
+
+def measured_memory(watch: Watch, uses: Mapping[str, DeviceUse]) -> MemoryNeeds | None:
+    """What the stages of a job take, once all of them have been measured. Activations are not among it."""
+    sizes: dict[int, int] = {}
+    for use in uses.values():
+        sizes |= use.stage_sizes
+    if watch.cells is None or len(sizes) < watch.cells.stages:
+        return None
+    return MemoryNeeds(tuple(sizes[stage] for stage in range(watch.cells.stages)), copies=watch.copies)
 
 
 def done_seconds(record: Record, watch: Watch | None) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from virtualflow.cluster.job import Job
+from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.core.job_state import JobState
 from virtualflow.core.job_view import JobView, Progress
+from virtualflow.job.status import with_cells
 from virtualflow.manager import lifecycle
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.record import Record, Wish
@@ -19,11 +22,14 @@ STOPPING = {
 def view_of(manager: Manager, record: Record, place: int | None, now: float) -> JobView:
     """A job of *manager*; *place* is its place in the queue."""
     runs = record.state == JobState.RUNNING
-    status = manager.fleet.status(record.id) if runs else None
-    workers = status.workers if status is not None else ()
     watch = manager.fleet.watch(record.id) if record.started is not None else None
+    cells = watch.cells if watch is not None else None
+    status = manager.fleet.status(record.id) if runs else None
+    workers = with_cells(status, cells).workers if status is not None else ()
     progress = watch.progress(running=runs) if watch is not None else Progress()
     use = manager.fleet.use(record.id) if runs else {}
+    held = manager.scheduler.jobs.get(record.id)
+    least = held.job.min if held is not None and held.job.types is not None else 1
     run_seconds = lifecycle.run_seconds(record, now)
     return JobView(
         id=record.id,
@@ -39,10 +45,11 @@ def view_of(manager: Manager, record: Record, place: int | None, now: float) -> 
         eta_seconds=progress.eta_seconds,
         priority=record.priority,
         demand=record.demand,
-        want=record.max_devices,
-        min=record.min,
+        want=max(record.max_devices, least),
+        min=max(record.min, least),
         cap=record.cap,
         virtual_nodes=record.virtual_nodes,
+        stages=cells.stages if cells is not None else None,
         mapping={worker.device: list(worker.virtual_nodes) for worker in workers},
         queued_seconds=round(max(0.0, (record.ended or now) - record.submitted - run_seconds), 1),
         run_seconds=round(run_seconds, 1),
@@ -75,6 +82,17 @@ def reason(manager: Manager, record: Record, place: int | None) -> str:
     return ""
 
 
+def _why_without_room(snapshot: Snapshot, job: Job, place: int | None) -> str:
+    """Why a job does not run that only some types, or several devices, have the memory for."""
+    ahead = f"{place} job(s) are ahead of it, and " if place else ""
+    types = snapshot.types_for(job)
+    there, free = (sum(counts.get(name, 0) for name in types) for counts in (snapshot.capacity, snapshot.free))
+    what = f"it needs {job.min} device(s) of {' or '.join(types)} for its memory"
+    if there < job.min:
+        return f"{what}, and {there} of them can be used now"
+    return f"{ahead}{what}; {free} of {there} are free"
+
+
 def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
     if record.devices:
         others = sorted(
@@ -86,7 +104,11 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
     snapshot = manager.scheduler.snapshot()
     if not snapshot.devices:
         return "the cluster has no devices at the moment"
+    if too_large := manager.scheduler.why_too_large(record.id):
+        return too_large
     state = manager.scheduler.jobs.get(record.id)
+    if state is not None and state.job.types is not None:
+        return _why_without_room(snapshot, state.job, place)
     if state is not None and not snapshot.within_reach(state.job):
         return f"the cluster has {snapshot.devices} device(s) now, and it needs at least {state.job.min}"
     if manager.policy.round_seconds is not None and snapshot.idle:

@@ -115,7 +115,13 @@ class Manager:
         if devices is not None and not 1 <= devices <= self.devices:
             raise ManagerError(f"a job can have 1 to {self.devices} device(s) here, not {devices}")
         with self.lock:
-            self.reconciler.learn(self.records.unfinished(job_id).id, cap=devices)
+            record = self.records.unfinished(job_id)
+            held = self.scheduler.held(self._job(record))
+            if devices is not None and held is not None and held.types is not None and devices < held.min:
+                raise ManagerError(
+                    f"job {record.id} has no room on fewer than {held.min} device(s) here, for its memory"
+                )
+            self.reconciler.learn(record.id, cap=devices)
 
     def pause(self, job_id: str) -> None:
         """Stop a job with a checkpoint until ``resume``."""

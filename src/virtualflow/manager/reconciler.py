@@ -85,6 +85,9 @@ class Reconciler:
             nodes = status.virtual_nodes
             if nodes is not None and nodes >= 1 and nodes != record.virtual_nodes:
                 self.learn(job_id, virtual_nodes=nodes)
+        measured = estimates.measured_memory(watch, self._fleet.use(job_id))
+        if measured is not None and measured != self._records[job_id].measured:
+            self.learn(job_id, measured=measured)
         self._estimate(job_id)
 
     def _note_pauses(self, job_id: str) -> None:
@@ -111,11 +114,11 @@ class Reconciler:
     def launch(self, job_id: str) -> None:
         """Start the job on those of its devices that are free by now."""
         record = self._records[job_id]
-        devices = self._free_for(record)
-        if len(devices) < min(record.min, len(record.devices)):
+        devices, least = self._free_for(record), max(record.min, self._least(job_id))
+        if len(devices) < min(least, len(record.devices)):
             return
         if record.virtual_nodes is None:
-            devices = devices[: record.min]  # on how many it can run is known when it has made its Trainer
+            devices = devices[:least]  # on how many it can run is known when it has made its Trainer
         token = self._fleet.prepare(job_id, self.spec(record, devices))
         if token is None:  # a coordinator of an earlier manager has appeared after all
             self._fleet.adopt(job_id, record.devices)
@@ -143,6 +146,8 @@ class Reconciler:
         """Send a running job where it should be, or stop it."""
         record = self._records[job_id]
         devices = self._free_for(record)
+        if len(devices) < self._least(job_id):
+            devices = ()  # fewer than these have no room for it
         # Two jobs that change places would wait for each other.
         if not record.devices or (not devices and self._is_in_the_way(record)):
             self.change(job_id, lifecycle.DevicesWithdrawn())
@@ -163,7 +168,12 @@ class Reconciler:
         taken = self._fleet.taken({record.id, record.beside, *(state.co_located if state is not None else ())})
         mine = self._fleet.holds(record.id)
         usable = sorted((device for device in record.devices if device not in taken), key=lambda d: d not in mine)
-        return tuple(usable[: record.max_devices])
+        return tuple(usable[: max(record.max_devices, self._least(record.id))])
+
+    def _least(self, job_id: str) -> int:
+        """The number of devices below which the memory that a job states has no room."""
+        held = self.driver.held(job_id)
+        return held.min if held is not None and held.types is not None else 0
 
     def _estimate(self, job_id: str) -> None:
         now = self._seconds()

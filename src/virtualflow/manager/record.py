@@ -10,6 +10,7 @@ import msgspec
 
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
+from virtualflow.core.memory_needs import MemoryNeeds
 
 
 class Wish(StrEnum):
@@ -36,6 +37,7 @@ class Record:
     virtual_nodes: int | None = None  # as its owner says, or learnt when it runs
     expect_seconds: float | None = None  # on the full demand
     retries: int = 0
+    measured: MemoryNeeds | None = None  # what its stages took when it ran; what its owner states counts
     cap: int | None = None  # devices, at most, until `resize JOB auto`
     state: JobState = JobState.QUEUED  # RUNNING from its launch until all its processes are gone
     wish: Wish | None = None
@@ -58,6 +60,11 @@ class Record:
     @property
     def name(self) -> str:
         return self.description.title
+
+    @property
+    def memory(self) -> MemoryNeeds | None:
+        """What it needs, as far as is known."""
+        return self.description.memory or self.measured
 
     @property
     def is_over(self) -> bool:

@@ -82,7 +82,7 @@ def made_anew(
     jobs: Sequence[tuple[Job, tuple[str, ...], str | None]],
 ) -> Scheduler:
     """A scheduler in place of one that broke in the middle of a decision: each job has its devices, or its host's."""
-    new = Scheduler(pools, _Seats({}), Profiled(), start_seconds=old.start_seconds)
+    new = Scheduler(pools, _Seats({}), Profiled(), start_seconds=old.start_seconds, memory=old.memory.sizes)
     since: dict[int, list[str]] = {}  # machines that have come since the start
     for device in old.placement.devices:
         if not new.placement.knows(device):

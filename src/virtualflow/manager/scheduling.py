@@ -48,7 +48,9 @@ class SchedulerDriver:
     ) -> None:
         self.policy = policy
         safe_policy = SafePolicy(policy, self._failed, self._is_well)
-        self.scheduler = Scheduler(cluster.pools, safe_policy, Profiled(), start_seconds=START_SECONDS)
+        self.scheduler = Scheduler(
+            cluster.pools, safe_policy, Profiled(), start_seconds=START_SECONDS, memory=cluster.memory
+        )
         self.problem = ""  # what the policy's last failure was, until it is well again
         self._cluster = cluster
         self._records = records
@@ -68,6 +70,10 @@ class SchedulerDriver:
         """A job as the scheduler sees it."""
         job = description.for_scheduler(record, len(self.scheduler.placement.devices))
         return replace(job, arrival_seconds=self._arrivals.get(record.id, record.submitted))
+
+    def held(self, job_id: str) -> Job | None:
+        """A job that runs or waits, as its memory lets it be: with its least number of devices."""
+        return self.scheduler.jobs[job_id].job if job_id in self.scheduler.jobs else None
 
     def is_due(self, now: float) -> bool:
         """Whether the scheduler wanted to be woken by now; only the first call says so."""
@@ -129,8 +135,9 @@ class SchedulerDriver:
             if record.id not in ids:
                 continue
             job = self.job(record)
-            has = tuple(device for device in record.devices if device not in lost)[: job.demand]
-            has = has if len(has) >= job.min else ()
+            held = self.scheduler.held(job)
+            has = tuple(device for device in record.devices if device not in lost)[: held.demand if held else 0]
+            has = has if held is not None and len(has) >= held.min else ()
             host = record.beside if record.beside in ids else None  # one that is gone leaves its devices
             records.append(replace(record, devices=has, beside=host))
             jobs.append((job, has, host))

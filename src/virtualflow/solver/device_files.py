@@ -10,6 +10,7 @@ from typing import Any
 from virtualflow.core.devices import CPU
 from virtualflow.core.emulation import Emulated
 from virtualflow.core.profile import Profile, Workload
+from virtualflow.core.sizes import parse_size
 from virtualflow.errors import ConfigError
 from virtualflow.solver import profile_files
 
@@ -28,8 +29,18 @@ def of_type(device_type: str, file: Mapping[str, Any], workload: Workload | None
     return None
 
 
+def memory_by_type(file: Mapping[str, Any]) -> dict[str, int]:
+    """The bytes of a device, of the types of which a device file says so."""
+    devices = file.get("device", {})
+    return {
+        name: parse_size(entry["memory"], f"[device.{name}] memory")
+        for name, entry in devices.items()
+        if "memory" in entry
+    }
+
+
 def read_file(path: Path) -> dict[str, Any]:
-    """A device file: ``time_scale``, and a table for each type with ``speed``, ``workload`` or ``profile``."""
+    """A device file: ``time_scale``, and for each type ``memory``, and ``speed``, ``workload`` or ``profile``."""
     try:
         contents = tomllib.loads(path.read_text())
     except OSError as error:
@@ -50,6 +61,8 @@ def _check_values(path: Path, contents: Mapping[str, Any]) -> None:
         raise ConfigError(f"the device file {path}: time_scale must be a number, such as 0.05")
     if not isinstance(device, dict) or not all(isinstance(entry, dict) for entry in device.values()):
         raise ConfigError(f"the device file {path}: a device type is a table, such as [device.V100]")
+    if not all(isinstance(entry.get("memory", ""), str) for entry in device.values()):
+        raise ConfigError(f'the device file {path}: a memory is a text, such as memory = "16GB"')
     if not isinstance(slower, list) or not all(
         isinstance(entry, dict) and _is_number(entry.get("from_step")) and _is_number(entry.get("factor"))
         for entry in slower
@@ -64,7 +77,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _from_entry(device_type: str, entry: Mapping[str, Any], scale: float) -> Emulated:
+def _from_entry(device_type: str, entry: Mapping[str, Any], scale: float) -> Emulated | None:
+    if entry.keys() == {"memory"}:
+        return None
     if "speed" in entry:
         return Emulated(speed=_speed(str(entry["speed"]), device_type))
     if "profile" in entry:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from virtualflow.core.cells import Cells
+from virtualflow.core.mapping import DeviceId
 from virtualflow.core.membership import Membership
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import EpochPlan, GlobalBatch
@@ -30,12 +33,41 @@ from virtualflow.train.position import Position
 from virtualflow.train.step import StepResult
 
 
-class Journal:
-    """Records what a Trainer of *virtual_nodes* does. Every worker keeps one; the lead's is written."""
+class HasCells(Protocol):
+    """How a model in stages is mapped."""
 
-    def __init__(self, peers: Peers, trainer: int, virtual_nodes: int, tools: Sequence[Tool] = ()) -> None:
+    @property
+    def copies(self) -> int: ...
+    def cells_on(self, devices: Sequence[DeviceId]) -> Cells: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Who runs what now, as events have it."""
+
+    mapping: list[str]
+    waves: int
+    cells: list[list[str]] = field(default_factory=list)
+    shadows: list[list[str]] = field(default_factory=list)
+
+
+class Journal:
+    """Records what a Trainer of *virtual_nodes* does. Every worker keeps one; the lead's is written.
+
+    *grid* is for a model that is cut.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        trainer: int,
+        virtual_nodes: int,
+        tools: Sequence[Tool] = (),
+        grid: HasCells | None = None,
+    ) -> None:
         self._peers = peers
         self._virtual_nodes = virtual_nodes
+        self._grid = grid
         job = self._membership.job
         stream = stream_of(job.folder, trainer)
         run = job.id if trainer == 1 else f"{job.id}-{trainer}"
@@ -52,8 +84,19 @@ class Journal:
         return self._peers.membership
 
     def run_started(self, facts: dict[str, Any]) -> None:
-        mapping = self._membership.mapping(self._virtual_nodes)
-        self._log.write(RunStarted(facts, list(self._membership.devices), list(mapping.devices), mapping.waves))
+        devices = list(self._membership.devices)
+        layout = self._layout(devices)
+        copies = self._grid.copies if self._grid is not None else 1
+        layout_facts = (layout.mapping, layout.waves, layout.cells, layout.shadows, copies)
+        self._log.write(RunStarted(facts, devices, *layout_facts))
+
+    def _layout(self, devices: Sequence[DeviceId]) -> _Layout:
+        if self._grid is None:
+            mapping = self._membership.mapping(self._virtual_nodes)
+            return _Layout(list(mapping.devices), mapping.waves)
+        cells = self._grid.cells_on(devices)
+        waves = max(len(cells.cells_of(device)) for device in cells.devices)
+        return _Layout([], waves, cells.rows, [list(shadows) for shadows in cells.shadows])
 
     def epoch_started(self, epoch: EpochPlan, epochs: int, first_step: int) -> None:
         self._log.write(EpochStarted(epoch.number, epochs, epoch.steps, first_step))
@@ -87,6 +130,7 @@ class Journal:
     def regrouped(self, global_step: int) -> None:
         """Record the changes of the membership since the last time."""
         for change in self._membership.changes[self._changes :]:
+            layout = self._layout(change.devices)
             self._log.write(
                 Regrouped(
                     change.generation,
@@ -95,8 +139,10 @@ class Journal:
                     list(change.devices),
                     list(change.joined),
                     list(change.left),
-                    list(self._membership.mapping(self._virtual_nodes).devices),
+                    layout.mapping,
                     change.pause_ms,
+                    layout.cells,
+                    layout.shadows,
                 )
             )
         self._changes = len(self._membership.changes)

@@ -25,6 +25,7 @@ class Solo:
         job_id = new_job_id()
         self.job = JobContext(job_id, home() / "jobs" / job_id)
         self.peers: Any = None
+        self.stage_sizes: tuple[tuple[int, int], ...] = ()
         self._training = 0
 
     def mapping(self, virtual_nodes: int) -> Mapping:

@@ -40,6 +40,7 @@ from virtualflow.train.stages.cell_runs import StageLoss
 from virtualflow.train.stages.job_optimizer import items_of_state
 from virtualflow.train.stages.stage_cut import Stages
 from virtualflow.train.stages.staged_inference import StagedInference
+from virtualflow.train.stages.staged_state import StagedState
 from virtualflow.train.stages.staging import StagedEngine, Staging, refuse_without_stages
 from virtualflow.train.state import Optimizers, Parts
 from virtualflow.train.step_metrics import StepLoss
@@ -172,16 +173,17 @@ class Trainer:
         }
         runs: inference.Inference | StagedInference = inference.Inference(parts, state, self._seed, peers)
         nodes: Callable[[], Sequence[int]] = partial(peers.nodes, len(sizes))
+        grid: StagedState | None = None
         if staging is not None:
             staged = StagedEngine(
                 staging, self._live, peers, device, self._seed, len(sizes), number, clip_grad_norm, on_nan
             )
             self._live, self._runners, runs = staged.live, {"": staged.runner}, staged.inference
-            nodes = staged.state.nodes
+            nodes, grid = staged.state.nodes, staged.state
         self._on_step = (on_step,) if callable(on_step) else tuple(on_step)
         facts = run_facts.of_job(self._seed, schedule) | (staging.facts if staging is not None else {})
         live, self._loop = self._live, Loop()
-        self._journal = Journal(peers, number, len(sizes), loggers)
+        self._journal = Journal(peers, number, len(sizes), loggers, grid)
         self._checkpoints = Checkpoints(membership.job, facts, live, self._loop, peers, self._recorded)
         self._boundary = Boundary(live, self._loop, peers, self._recorded, self._checkpoints, self._journal)
         comparisons = Comparisons(live, self._loop, peers, undeclared, self._journal)

@@ -14,6 +14,7 @@ import {
   significant,
   typeCounts,
 } from "./format.js";
+import { Cells } from "./cells.js";
 import { colourOf } from "./colours.js";
 import { Curves } from "./curves.js";
 import { ENDED, pill, ticking } from "./jobs.js";
@@ -29,6 +30,7 @@ export class Detail {
     this.id = null;
     this.tab = "events";
     this.curves = new Curves();
+    this.cells = new Cells();
     this.pressTab = segmented(byId("detail-tabs"), (value) => this.show(value));
     setInterval(() => this.pollLogs(), LOGS_EVERY_MS);
     byId("log-download").addEventListener("click", () => this.download());
@@ -40,6 +42,7 @@ export class Detail {
     if (id === this.id) return;
     Object.assign(this, { id, mark: null, more: null, offset: 0, asked: 0, pending: false, other: null });
     this.curves.clear();
+    this.cells.clear();
     byId("log").textContent = "";
     reconcile(byId("events"), [], String, null, null);
     byId("events-empty").hidden = false;
@@ -129,7 +132,7 @@ export class Detail {
 
   /** Ask for more of a live job: its curves as it steps, its events when something has happened. */
   async refresh(job) {
-    const mark = [job.state, job.step, job.resizes, job.failures, job.devices.join()].join("|");
+    const mark = [job.state, job.step, job.resizes, job.failures, job.devices.join(), JSON.stringify(job.mapping)].join("|");
     const now = performance.now();
     if (this.pending || mark === this.mark || now - this.asked < SERIES_EVERY_MS) return;
     const id = job.id;
@@ -143,6 +146,7 @@ export class Detail {
       this.mark = mark;
       this.curves.show(series, more.events);
       this.about(more);
+      this.cells.show(more.cells ?? [], more.shadows ?? []);
       this.events(more.events ?? []);
     } catch {
       // The banner reports a lost server; a job that is gone disappears with the next state.

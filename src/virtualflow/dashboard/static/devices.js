@@ -59,7 +59,8 @@ function update(tile, device, job, mode) {
   const nodes = job?.mapping?.[device.name] ?? [];
   set(tile, "class", `device ${device.lost ? "lost" : device.job == null ? "free" : colourOf(device.job)}`);
   text(title, device.name);
-  text(type, device.name.startsWith(device.type) ? "" : device.type);
+  const kind = device.name.startsWith(device.type) ? "" : device.type;
+  text(type, [kind, device.memory == null ? "" : bytes(device.memory)].filter(Boolean).join(" · "));
   button.hidden = mode !== "cluster";
   set(button, "data-verb", device.lost ? "return" : "drain");
   text(button, device.lost ? "Return" : "Drain");

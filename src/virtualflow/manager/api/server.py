@@ -44,6 +44,14 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class NeededMemory(_Body):
+    """What a job needs, in bytes: for each stage, or one for a whole model; and for a virtual node's activations."""
+
+    stages: tuple[Annotated[int, Field(ge=0, le=1 << 62)], ...] = Field(min_length=1, max_length=4096)
+    node: int = Field(default=0, ge=0, le=1 << 62)
+    copies: int = Field(default=2, ge=1, le=MOST)
+
+
 class Submit(_Body):
     """A job. Without *modules*, the script is a path on the manager's machine."""
 
@@ -64,6 +72,7 @@ class Submit(_Body):
     preload: tuple[str, ...] | None = Field(default=None, max_length=100)
     emulated: dict[str, dict[str, Any]] = Field(default_factory=dict)
     from_checkpoint: str | None = Field(default=None, max_length=4096)  # a file on the manager's machine
+    memory: NeededMemory | None = None
 
 
 class Resume(_Body):
@@ -199,7 +208,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
 def _description(body: Submit) -> JobDescription:
     """What *body* says of the job itself."""
     names = {option.name for option in fields(JobDescription)} & Submit.model_fields.keys()
-    return msgspec.convert({name: getattr(body, name) for name in names}, JobDescription)
+    return msgspec.convert(body.model_dump(include=names), JobDescription)
 
 
 def _plain(value: Any) -> JSONResponse:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from virtualflow import __version__
+from virtualflow.core.cells import Cells
 from virtualflow.core.cluster_view import AllocationView, ClusterView, DeviceView, history_of, state_of
 from virtualflow.core.devices import type_of
 from virtualflow.core.job_view import JobDetails, JobView
@@ -17,6 +18,7 @@ from virtualflow.job import control
 from virtualflow.job.folder import JobFolder
 from virtualflow.job.folder_view import FolderView, device_periods
 from virtualflow.job.history import Watch
+from virtualflow.job.status import with_cells
 from virtualflow.job.wire_messages import ResizeJob, StopJob
 from virtualflow.manager.job_views import view_of
 from virtualflow.manager.manager import Manager
@@ -124,16 +126,19 @@ class ClusterSource:
         with manager.lock:
             record = manager.records[job_id]
             watch, status = manager.fleet.watch(job_id), manager.fleet.status(job_id)
+            cells = watch.cells if status is not None else None
             view = view_of(manager, record, self._places().get(job_id), manager.clock())
             details = JobDetails(
                 record.description.arguments,
                 record.directory,
                 record.interpreter,
                 list(watch.notable),
-                status.workers if status is not None else (),
+                with_cells(status, cells).workers if status is not None else (),
                 record.failure,
                 record.launches,
                 record.retries,
+                record.memory,
+                *_grid(cells),
             )
             return details.with_view(view)
 
@@ -145,7 +150,12 @@ class ClusterSource:
         placement = manager.scheduler.placement
         return [
             DeviceView(
-                name, type_of(name), placement.machine_of(name), by_device.get(name), lost=name in placement.lost
+                name,
+                type_of(name),
+                placement.machine_of(name),
+                by_device.get(name),
+                lost=name in placement.lost,
+                memory=manager.cluster.memory.get(type_of(name)),
             )
             for name in placement.devices
         ]
@@ -183,7 +193,9 @@ class JobSource:
     def job(self, job_id: str) -> View:
         arguments = self._of(job_id).spec().description.arguments
         view, status = self._status.look(self._clock())
-        details = JobDetails(arguments, "", "", list(self._status.watch.notable), status.workers)
+        watch = self._status.watch
+        cells, shadows = _grid(None if view.state.is_at_rest else watch.cells)
+        details = JobDetails(arguments, "", "", list(watch.notable), status.workers, cells=cells, shadows=shadows)
         return details.with_view(view)
 
     def watch(self, job_id: str) -> Watch:
@@ -233,6 +245,11 @@ class JobSource:
         if job_id != self._id:
             raise UnknownJobError(f"this is the dashboard of job {self._id} alone")
         return self._folder
+
+
+def _grid(cells: Cells | None) -> tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]:
+    """The cells and the shadows of a model in stages, as they are drawn."""
+    return (cells.rows, cells.shadows) if cells is not None else ((), ())
 
 
 _ONE_JOB = "this is the dashboard of one job: there is no manager that could do that. `vf cluster up` starts one."

@@ -41,8 +41,9 @@ from virtualflow.train.profiler import (
     report,
 )
 from virtualflow.train.stages.cell_runs import CellRunner
-from virtualflow.train.stages.crossings import Crossing, Crossings
+from virtualflow.train.stages.crossings import Crossing, Crossings, MessageSizes
 from virtualflow.train.stages.held_stages import HeldStages
+from virtualflow.train.stages.loss_scale import LossScale
 from virtualflow.train.stages.staging import Staging
 from virtualflow.train.stages.unit_sums import JobSums
 from virtualflow.train.state import tensors_in
@@ -124,11 +125,19 @@ class _Stage:
         self, staging: Staging, stage: int, virtual_nodes: int, device: torch.device, handed_on: Crossing
     ) -> None:
         self._stage, self._device = stage, device
-        self._held = HeldStages(staging.cut, staging.make_optimizer, 0, device)
+        self._held = HeldStages(staging.cut, staging.optimizer, 0, device)
         self._held.begin((stage,))
         self._sums = JobSums(staging.cut, virtual_nodes)
         self._sums.adopt(self._held)
-        self._cells = _TimedCells(staging.cut, self._held, self._sums, staging.loss_fn, 0, recompute=staging.recompute)
+        self._cells = _TimedCells(
+            staging.cut,
+            self._held,
+            self._sums,
+            staging.loss_fn,
+            LossScale(None, device),
+            0,
+            recompute=staging.recompute,
+        )
         self._cells.adopt()
         self.tape = _Tape(handed_on, device)
         owners = tuple(HERE if place == stage else ELSEWHERE for place in range(staging.cut.count))
@@ -247,7 +256,7 @@ class _Tape(Crossings):
     """What a stage gets from its neighbours, and what it gives to them, without any."""
 
     def __init__(self, inputs: Crossing, device: torch.device) -> None:
-        super().__init__(None, 1, device)
+        super().__init__(None, 1, device, MessageSizes())
         self._inputs = inputs
         self.given: Crossing = []  # to the stage, in the current run
         self.outputs: Crossing = []

@@ -12,6 +12,7 @@ import torch
 
 from virtualflow.core.cells import Cells, given_cells, pipelines, with_copies
 from virtualflow.core.mapping import DeviceId
+from virtualflow.core.memory_needs import MemoryNeeds, grid_within
 from virtualflow.errors import PeerLostError, ReplicaError, StateLostError
 from virtualflow.train.packed_values import gather_packed, unpacked
 from virtualflow.train.peers import Peers
@@ -26,18 +27,23 @@ from virtualflow.train.state import bytes_of
 class GridChoice:
     """How a job's cells are mapped onto whatever devices it has: a pure function, the same on every worker.
 
-    *rows* are a grid given by hand, which counts whenever the job has as many devices as it names.
+    *rows* are a grid given by hand, which counts whenever the job has as many devices as it names. Without one,
+    *memory* has to keep within *device_bytes* on each device, where both are known.
     """
 
     stages: int
     virtual_nodes: int
     copies: int
     rows: tuple[tuple[int, ...], ...] | None = None
+    memory: MemoryNeeds | None = None
+    device_bytes: int | None = None
 
     def on(self, devices: Sequence[DeviceId]) -> Cells:
         by_hand = self.rows is not None and len(devices) == 1 + max(owner for row in self.rows for owner in row)
         if by_hand and self.rows is not None:
             cells = given_cells(self.rows, self.stages, self.virtual_nodes, devices)
+        elif self.memory is not None:
+            return grid_within(self.memory, self.device_bytes, self.virtual_nodes, devices)
         else:
             cells = pipelines(self.stages, self.virtual_nodes, devices)
         return with_copies(cells, self.copies)
@@ -71,9 +77,17 @@ class StagedState:
             self._settled = self._membership.generation
             sums.adopt(held)
 
+    @property
+    def copies(self) -> int:
+        return self._choice.copies
+
     def cells_now(self) -> Cells:
         """The grid on the devices that the job has now."""
-        return self._choice.on(self._membership.devices)
+        return self.cells_on(self._membership.devices)
+
+    def cells_on(self, devices: Sequence[DeviceId]) -> Cells:
+        """The grid that the job has on *devices*."""
+        return self._choice.on(devices)
 
     def warn_of_risk(self) -> None:
         """Say what the death of a device would cost, before anything is trained."""

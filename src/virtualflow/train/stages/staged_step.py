@@ -36,6 +36,7 @@ from virtualflow.train.stages.cell_runs import CellResults, CellRunner
 from virtualflow.train.stages.crossings import Crossings, MessageSizes
 from virtualflow.train.stages.job_optimizer import JobOptimizer
 from virtualflow.train.stages.loss_scale import LossScale
+from virtualflow.train.stages.stage_sizes import stage_sizes
 from virtualflow.train.stages.staged_state import StagedState
 from virtualflow.train.stages.unit_sums import FIRST_TAG, add_over_devices
 from virtualflow.train.state import Parts
@@ -95,6 +96,7 @@ class StagedRunner:
         self._sizes = MessageSizes()
         self._sizes_of = -1  # the generation whose workers know them
         self._adopted: dict[int, nn.Module] | None = None  # the modules whose gradients are taken in
+        self._measured: dict[int, nn.Module] | None = None  # the modules whose memory is known
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed, *, update: bool = True) -> StepResult:
         """Make one step on *batch*, together with the other workers."""
@@ -320,6 +322,8 @@ class StagedRunner:
         self._loss_scale.update(overflowed=is_left_out)
         state.sums.commit(agreed.peaks)
         state.committed()
+        if self._settings.trainer == 1 and self._measured is not state.held.modules:
+            self._measured, self._peers.membership.stage_sizes = state.held.modules, stage_sizes(state.held)
         faults.reach("after the commit")
         reports = agreed.scalars.nodes.values()
         return StepResult(

@@ -10,6 +10,7 @@ import torch
 
 from virtualflow.core.cell_schedule import check_schedule
 from virtualflow.core.membership import JobContext
+from virtualflow.core.memory_needs import MemoryNeeds
 from virtualflow.errors import ConfigError
 from virtualflow.train import preparation
 from virtualflow.train.committed import Live
@@ -100,9 +101,11 @@ class StagedEngine:
         held = HeldStages(cut, staging.optimizer, seed, device)
         sums = JobSums(cut, virtual_nodes)
         job = peers.membership.job
+        memory = _stated_memory(job, cut.count, staging.copies) if trainer == 1 else None
         is_measured = isinstance(job.instruments, Measurement)
         held_by = Unheld if is_measured else GridChoice
-        choice = held_by(cut.count, virtual_nodes, staging.copies, _rows_by_hand(job))
+        limit = job.description.device_bytes
+        choice = held_by(cut.count, virtual_nodes, staging.copies, _rows_by_hand(job), memory, limit)
         self.state = StagedState(cut, held, sums, choice, peers, device)
         self.live = replace(live, stages=self.state, files=StagedFiles(self.state, peers), reductions={"": sums})
         loss_scale = LossScale(live.grad_scaler, device)
@@ -134,6 +137,19 @@ def _rows_by_hand(job: JobContext) -> tuple[tuple[int, ...], ...] | None:
     if description.cells is None and description.owners is not None:
         return (description.owners,)
     return description.cells
+
+
+def _stated_memory(job: JobContext, stages: int, copies: int) -> MemoryNeeds | None:
+    """What the job's owner has stated of its stages. Raises ConfigError if that is of another cut."""
+    memory = job.description.memory
+    if memory is None or not memory.is_cut:
+        return None
+    if (len(memory.stages), memory.copies) != (stages, copies):
+        raise ConfigError(
+            f"the job was submitted with the memory of {len(memory.stages)} stages and {memory.copies} copies of each, "
+            f"but this Trainer has {stages} stages and copies={copies}. Submit it with --memory and --copies of these."
+        )
+    return memory
 
 
 def _check_job(job: JobContext) -> None:

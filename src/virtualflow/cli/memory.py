@@ -1,0 +1,65 @@
+"""Options about memory: what a job needs, and what devices have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from virtualflow.core.memory_needs import MemoryNeeds
+from virtualflow.core.sizes import parse_size
+from virtualflow.errors import ConfigError
+from virtualflow.solver import device_files
+
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        help="What the model needs with its optimizer and sums: one size, or with stages one for each, "
+        "such as 6GB,4GBx6,8GB. It then runs only on devices that hold it.",
+        metavar="SIZES",
+    ),
+]
+NodeMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Besides --memory: the activations of one virtual node, through the whole model.", metavar="SIZE"
+    ),
+]
+Copies = Annotated[int, typer.Option(help="Besides --memory: on how many devices each stage is kept.", min=1)]
+OfDevices = Annotated[
+    str | None,
+    typer.Option(help="The memory of a device, such as 16GB, or by type: V100=16GB,P100=12GB.", metavar="SIZES"),
+]
+
+
+def needs_of(memory: str | None, node_memory: str | None, copies: int) -> MemoryNeeds | None:
+    """What ``--memory`` and the options beside it say."""
+    if memory is None:
+        if node_memory is not None:
+            raise ConfigError("--node-memory needs --memory: the model's own, or that of each stage")
+        return None
+    sizes: list[int] = []
+    for part in memory.split(","):
+        size, is_several, times = part.lower().partition("x")
+        if is_several and not (times.isdecimal() and 0 < int(times) <= 4096):
+            raise ConfigError(f"--memory {part}: expected a size, or one of several stages such as 4GBx6")
+        sizes += [parse_size(size, "--memory")] * int(times or 1)
+    node = parse_size(node_memory, "--node-memory") if node_memory is not None else 0
+    return MemoryNeeds(tuple(sizes), node, copies)
+
+
+def device_memory(text: str | None, file: Path | None, types: Collection[str]) -> dict[str, int]:
+    """Bytes by device type: what the device file says, and ``--device-memory``, which counts."""
+    known = device_files.memory_by_type(device_files.read_file(file)) if file is not None else {}
+    if text is None:
+        return known
+    if "=" not in text:
+        return known | dict.fromkeys(types, parse_size(text, "--device-memory"))
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if name.strip() not in types:
+            raise ConfigError(f"--device-memory {part}: there is no device type {name}. There are {', '.join(types)}.")
+        known[name.strip()] = parse_size(size, "--device-memory")
+    return known
