@@ -13,7 +13,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from virtualflow.cli.job_table import console, duration, event_lines, fact_table, job_table, views_of
+from virtualflow.cli.job_table import console, duration, event_lines, fact_table, job_table, speed_table, views_of
 from virtualflow.cli.options import seconds_of
 from virtualflow.cli.resuming import can_go_on, how_to_go_on
 from virtualflow.cli.screen import print_line
@@ -96,6 +96,8 @@ def print_facts(facts: dict[str, Any]) -> None:
     """All there is to know of a manager's job."""
     shown = console(wide=False)
     shown.print(fact_table(facts))
+    if facts["speed"] is not None:
+        shown.print(speed_table(facts["speed"]))
     for line in event_lines(facts["events"][-10:]):
         shown.print(line)
     if facts["failure"]:

@@ -25,7 +25,6 @@ from virtualflow.cli.options import (
     TokenFile,
     device_type_of,
     devices_of,
-    profiles_of,
     token_file_for,
 )
 from virtualflow.cli.screen import screen
@@ -35,6 +34,7 @@ from virtualflow.core.profile import BEYOND, Communication, Point, Profile, Work
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.profiling.bench import Bench, CommunicationCosts, InterruptedMeasurement, JoinAddress, Show
 from virtualflow.solver import profile_files
+from virtualflow.system.home import profiles_of
 from virtualflow.system.text import visible
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

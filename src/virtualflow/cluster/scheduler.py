@@ -40,7 +40,7 @@ class Scheduler:
         self.start_seconds = start_seconds
         self.placement = Placement(pools)
         self.policy = policy
-        self._throughput = throughput
+        self.throughput = throughput
         self._assignment = Assignment(self.placement, throughput, restarts=policy.restarts)
         self._states: dict[str, ScheduledJob] = {}
         self._queue = Queue()
@@ -75,7 +75,7 @@ class Scheduler:
             running=self._assignment.running,
             queue=self._queue,
             lacking=self._assignment.lacking,
-            throughput=self._throughput,
+            throughput=self.throughput,
             machine_sizes=self.placement.machine_sizes,
             jobs_changed=self._jobs_changed,
             start_seconds=self.start_seconds,
@@ -130,7 +130,7 @@ class Scheduler:
     def _arrived(self, job: Job, attained: float = 0.0) -> None:
         if job.id in self._states:
             raise ConfigError(f"there is a job {job.id} already")
-        if not any(self._throughput.usable(job, name) for name in self.placement.machine_sizes):
+        if not any(self.throughput.usable(job, name) for name in self.placement.machine_sizes):
             types = ", ".join(self.placement.machine_sizes)
             raise ConfigError(
                 f"job {job.id} ({job.workload}, node size {job.node_size}) can run on no device of this cluster "

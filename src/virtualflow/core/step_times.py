@@ -23,14 +23,14 @@ class TypeShare:
     waves: int
 
 
-Layout = tuple[TypeShare, ...]  # by type
+TypeShares = tuple[TypeShare, ...]  # by type
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TimedSteps:
     """What steps took on one layout: *seconds* is the median, *error* its standard error."""
 
-    layout: Layout
+    layout: TypeShares
     steps: int
     seconds: float
     error: float
@@ -40,7 +40,7 @@ class Measured:
         return sum(share.devices for share in self.layout)
 
 
-def layout_of(mapping: Sequence[str]) -> Layout:
+def layout_of(mapping: Sequence[str]) -> TypeShares:
     """Of the device of each virtual node."""
     waves: dict[str, list[int]] = {}
     for device, nodes in Counter(mapping).items():
@@ -53,10 +53,10 @@ class StepTimes:
     """Collects the step times of one job."""
 
     steps: int = 0  # that counted
-    _layout: Layout = ()
+    _layout: TypeShares = ()
     _unsettled: int = UNSETTLED
-    _counts: Counter[Layout] = field(default_factory=Counter)
-    _recent: dict[Layout, deque[float]] = field(default_factory=dict)
+    _counts: Counter[TypeShares] = field(default_factory=Counter)
+    _recent: dict[TypeShares, deque[float]] = field(default_factory=dict)
 
     def change(self, mapping: Sequence[str]) -> None:
         """From the next step on, virtual nodes are on these devices."""
@@ -73,10 +73,10 @@ class StepTimes:
             del self._recent[next(iter(self._recent))]
         self._recent.setdefault(self._layout, deque(maxlen=RECENT)).append(seconds)
 
-    def measured(self) -> tuple[Measured, ...]:
+    def measured(self) -> tuple[TimedSteps, ...]:
         """In the order in which the job came to its layouts."""
         return tuple(
-            Measured(layout, self._counts[layout], *_median(recent)) for layout, recent in self._recent.items()
+            TimedSteps(layout, self._counts[layout], *_median(recent)) for layout, recent in self._recent.items()
         )
 
 

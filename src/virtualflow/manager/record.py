@@ -10,6 +10,7 @@ import msgspec
 
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
+from virtualflow.core.step_times import TimedSteps
 
 
 class Wish(StrEnum):
@@ -53,6 +54,7 @@ class Record:
     run_seconds: float = 0.0  # before the present launch
     launched: float | None = None
     failure: str | None = None
+    measured: tuple[TimedSteps, ...] = ()  # what its steps took, as of its last end
     trouble: str | None = None  # why it was put to rest without having been asked for
 
     @property

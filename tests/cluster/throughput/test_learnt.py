@@ -10,7 +10,7 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.throughput.learnt import LINEAR, OWN, PROFILE, Guess, Learnt, fit, from_profile
 from virtualflow.core.devices import Pool, parse_pools
 from virtualflow.core.profile import Communication, Point, Profile, Workload
-from virtualflow.core.step_times import Layout, Measured, TypeShare
+from virtualflow.core.step_times import TimedSteps, TypeShare, TypeShares
 
 TYPES = ("P100", "K80")
 NODES = 8
@@ -18,17 +18,17 @@ TRUE = {"P100": 0.10, "K80": 0.35}
 FIXED, MORE = 0.05, 0.02
 
 
-def layout(**shares: tuple[int, int]) -> Layout:
+def layout(**shares: tuple[int, int]) -> TypeShares:
     return tuple(sorted(TypeShare(name, *counts) for name, counts in shares.items()))
 
 
-def truth(where: Layout) -> float:
+def truth(where: TypeShares) -> float:
     devices = sum(share.devices for share in where)
     return max(TRUE[share.device_type] * share.waves for share in where) + FIXED + MORE * (devices - 1)
 
 
-def measured(*layouts: Layout, error: float = 0.001) -> tuple[Measured, ...]:
-    return tuple(Measured(where, 50, truth(where), error) for where in layouts)
+def measured(*layouts: TypeShares, error: float = 0.001) -> tuple[TimedSteps, ...]:
+    return tuple(TimedSteps(where, 50, truth(where), error) for where in layouts)
 
 
 ONE, TWO, FOUR = (layout(P100=(count, NODES // count)) for count in (1, 2, 4))
@@ -98,7 +98,7 @@ def test_a_profile_says_what_a_type_is_worth_before_it_was_tried() -> None:
     assert before.source == PROFILE
     assert before.seconds(SLOW)[0] > 3 * before.seconds(TWO)[0]
     # Twice as slow as profiled on the type that it ran on: so probably on the other one.
-    after = fit(guess.on(TYPES), NODES, [Measured(TWO, 50, 2 * truth(TWO), 0.001)])
+    after = fit(guess.on(TYPES), NODES, [TimedSteps(TWO, 50, 2 * truth(TWO), 0.001)])
     assert after.seconds(SLOW)[0] == pytest.approx(2 * before.seconds(SLOW)[0], rel=0.25)
 
 
@@ -116,7 +116,7 @@ def pools(text: str) -> tuple[Pool, ...]:
     return parse_pools(text)
 
 
-def learnt(*layouts: Layout) -> Learnt:
+def learnt(*layouts: TypeShares) -> Learnt:
     speeds = Learnt()
     assert speeds.know("a", fit(Guess.linear(TYPES), NODES, measured(*layouts)))
     return speeds

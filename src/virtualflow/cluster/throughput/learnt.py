@@ -25,7 +25,7 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.throughput.model import Profiled, Speed
 from virtualflow.core.devices import Pool
 from virtualflow.core.profile import Communication, Point, Profile, Workload
-from virtualflow.core.step_times import Layout, Measured, TypeShare
+from virtualflow.core.step_times import TimedSteps, TypeShare, TypeShares
 from virtualflow.solver.node_shares import Plan
 from virtualflow.solver.search import solve_fixed
 
@@ -95,7 +95,7 @@ class StepModel:
     covariance: Floats
     source: str
     doubtful: frozenset[str] = frozenset()  # types of which nothing is known yet
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[TimedSteps, ...] = ()
     _known: dict[tuple[tuple[Pool, ...], int], Plan] = field(default_factory=dict, repr=False)
 
     def plan(self, pools: Sequence[Pool], most: int) -> Plan:
@@ -110,12 +110,12 @@ class StepModel:
             self._known[key] = solve_fixed(self._workload, taken, 1, self.virtual_nodes)
         return self._known[key]
 
-    def seconds(self, layout: Layout) -> tuple[float, float]:
+    def seconds(self, layout: TypeShares) -> tuple[float, float]:
         """Of a step, and the standard deviation of that prediction."""
         row = _row(layout, self.types, self.mean)
         return float(row @ self.mean), math.sqrt(max(0.0, float(row @ self.covariance @ row)))
 
-    def prediction(self, pools: Sequence[Pool], most: int) -> tuple[Layout, float, float]:
+    def prediction(self, pools: Sequence[Pool], most: int) -> tuple[TypeShares, float, float]:
         """The layout of the fastest way, its seconds, and their standard deviation."""
         waves: dict[str, tuple[int, int]] = {}
         for share in self.plan(pools, most).shares:
@@ -140,7 +140,8 @@ class StepModel:
         """Seconds of a step on 1, 2, 4, ... devices of each type."""
         devices = 2.0 ** np.arange(math.log2(self.virtual_nodes) + 1).clip(max=self.virtual_nodes)
         waves = np.ceil(self.virtual_nodes / devices)
-        return np.outer(self.mean[:-2], waves) + self.mean[-2] + self.mean[-1] * (devices - 1)
+        curve: Floats = np.outer(self.mean[:-2], waves) + self.mean[-2] + self.mean[-1] * (devices - 1)
+        return curve
 
     @cached_property
     def _workload(self) -> Workload:
@@ -152,7 +153,7 @@ class StepModel:
         return Workload("learnt", profiles, Communication((), ((2, more), (FAR, (FAR - 1) * more))))
 
 
-def fit(guess: Guess, virtual_nodes: int, measured: Sequence[Measured]) -> StepModel:
+def fit(guess: Guess, virtual_nodes: int, measured: Sequence[TimedSteps]) -> StepModel:
     """What the steps of a job say, where the guess says nothing better."""
     types = tuple(guess.seconds)
     seen = [each for each in measured if all(share.device_type in types for share in each.layout)]
@@ -172,7 +173,7 @@ def fit(guess: Guess, virtual_nodes: int, measured: Sequence[Measured]) -> StepM
     )
 
 
-def _posterior(start: Floats, deviation: Floats, rows: Floats, seen: Sequence[Measured]) -> tuple[Floats, Floats]:
+def _posterior(start: Floats, deviation: Floats, rows: Floats, seen: Sequence[TimedSteps]) -> tuple[Floats, Floats]:
     """Bayes' rule for a line and normal errors; nothing takes less than no time."""
     weights = np.array([1 / (each.error**2 + (MISFIT * each.seconds) ** 2) for each in seen])
     seconds = np.array([each.seconds for each in seen])
@@ -194,7 +195,7 @@ def _posterior(start: Floats, deviation: Floats, rows: Floats, seen: Sequence[Me
     return mean, covariance
 
 
-def _row(layout: Layout, types: Sequence[str], mean: Floats, deviation: Floats | None = None) -> Floats:
+def _row(layout: TypeShares, types: Sequence[str], mean: Floats, deviation: Floats | None = None) -> Floats:
     """What a step on *layout* counts of each part. Of types that are equally slow, the least known one counts."""
     row = np.zeros(len(types) + 2)
     ends = [

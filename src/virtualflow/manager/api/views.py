@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from virtualflow import __version__
 from virtualflow.core.cluster_view import AllocationView, ClusterView, DeviceView, history_of, state_of
-from virtualflow.core.devices import type_of
+from virtualflow.core.devices import Pool, type_of
 from virtualflow.core.job_view import JobDetails, JobView
 from virtualflow.errors import ManagerError, UnknownJobError
 from virtualflow.job import control
@@ -134,8 +134,13 @@ class ClusterSource:
                 record.failure,
                 record.launches,
                 record.retries,
+                manager.reconciler.speeds.view(record, self._pools()),
             )
             return details.with_view(view)
+
+    def _pools(self) -> tuple[Pool, ...]:
+        sizes = self.manager.scheduler.placement.machine_sizes
+        return tuple(Pool(name, machines) for name, machines in sizes.items())
 
     def _devices(self) -> list[DeviceView]:
         manager = self.manager
