@@ -24,6 +24,8 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "decisions": ("benchmarks.decisions", {}),
     "cluster": ("benchmarks.cluster", {}),
     "gavel": ("benchmarks.gavel", {}),
+    "node-sizes": ("benchmarks.node_sizes", {}),
+    "learning": ("benchmarks.learning", {}),
     "paper": ("benchmarks.paper", {}),
 }
 

@@ -91,7 +91,7 @@ def _paper_traces(section: report.Section) -> list[dict[str, Any]]:
     for compat in (None, PAPER):
         for rate in (4, 8, 12):
             jobs = importers.read(TRACES / f"paper-mixed-{rate}.json").jobs
-            jcts = [_average_jct(jobs, name, speeds, compat) for name in POLICIES]
+            jcts = [average_jct(jobs, name, speeds, compat) for name in POLICIES]
             lower = (f"{1 - jct / jcts[0]:.1%}" for jct in jcts[1:])
             rows.append([compat or "Gavel's", rate, *(f"{jct:,.0f}" for jct in jcts), *lower])
             found.append({"rate": rate, "compat": compat, **dict(zip(POLICIES, jcts, strict=True))})
@@ -140,7 +140,7 @@ def _luck(section: report.Section, draws: int) -> dict[str, list[float]]:
 def _rates(section: report.Section, seeds: int) -> list[dict[str, Any]]:
     speeds, rows, found = FreeSizes(), [], []
     for rate in range(1, 13):
-        jcts = {name: [_average_jct(_jobs(rate, seed), name, speeds) for seed in range(seeds)] for name in POLICIES}
+        jcts = {name: [average_jct(drawn_jobs(rate, seed), name, speeds) for seed in range(seeds)] for name in POLICIES}
         lower = {
             name: interval([1 - own / base for own, base in zip(jcts[name], jcts["las"], strict=True)])
             for name in POLICIES[1:]
@@ -156,13 +156,13 @@ def _rates(section: report.Section, seeds: int) -> list[dict[str, Any]]:
     return found
 
 
-def _average_jct(jobs: Sequence[Job], name: str, speeds: FreeSizes, compat: str | None = None) -> float:
+def average_jct(jobs: Sequence[Job], name: str, speeds: Throughput, compat: str | None = None) -> float:
     policy = registry.make(name, Options(compat=compat))
     run = simulate(jobs, parse_pools(CLUSTER), policy, speeds, costs.NONE)
     return metrics.of(run).average_jct_seconds
 
 
-def _jobs(rate: float, seed: int) -> list[Job]:
+def drawn_jobs(rate: float, seed: int) -> list[Job]:
     """20 jobs like those of the paper's simulation."""
     chance, seconds, jobs = random.Random(1000 * seed + int(rate)), 0.0, []
     for number in range(20):

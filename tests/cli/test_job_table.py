@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_jobs import run_verb
-from virtualflow.cli.job_table import duration, fact_table, job_table, views_of
+from virtualflow.cli.job_table import duration, fact_table, job_table, speed_table, views_of
 from virtualflow.cli.screen import screen
 from virtualflow.core.job_state import JobState
 from virtualflow.core.job_view import JobView
@@ -127,3 +127,19 @@ def test_clean_asks_for_one_job_too_whatever_its_age(two_jobs: Path, monkeypatch
         code, words = run_verb("clean", "1117-aaaa")
         assert (code, "Remove these 1 job(s)" in words) == (0, True), words
         assert sorted(path.name for path in (two_jobs / "jobs").iterdir()) == left
+
+
+def test_the_speed_table_shows_what_was_measured_beside_what_was_predicted() -> None:
+    seen = {"devices": {"P100": 2}, "waves": {"P100": 4}, "steps": 40, "step_seconds": 0.5}
+    speed = {
+        "source": "its own steps",
+        "unseen": ["K80"],
+        "measured": [seen | {"predicted_step_seconds": 0.512}],
+        "predicted": [{"devices": {"P100": 2, "K80": 1}, "step_seconds": 0.41, "deviation_seconds": 0.2}],
+    }
+    out = io.StringIO()
+    screen(file=out, width=80).print(speed_table(speed))
+    text = out.getvalue()
+    assert "from its own steps; of K80 nothing is known" in text
+    assert re.search(r"P100:2, at most 4/P100 .* 40 steps +0.5 s +0.512 s", text)
+    assert re.search(r"P100:2,K80:1 +0.41 ± 0.2 s", text)

@@ -20,7 +20,7 @@ WIDE = 200  # columns for --wide where the terminal has fewer: a line may wrap, 
 MAX_REASONS = 10  # below a table that has no column for them
 TIMES = ("submitted", "started", "ended")
 # of a job's facts: shown in another way, or not at all
-ELSEWHERE = ("events", "failure", "workers", "mapping", "memory", "cells", "shadows")
+ELSEWHERE = ("events", "failure", "workers", "mapping", "memory", "cells", "shadows", "speed")
 
 
 def views_of(jobs: Sequence[dict[str, Any]]) -> list[JobView]:
@@ -95,6 +95,30 @@ def _needs(memory: dict[str, Any]) -> str:
         return f"{size_text(stages[0])}, and {node} for a virtual node"
     sizes = " ".join(map(size_text, stages))
     return f"stages of {sizes}, {memory['copies']} copies, and {node} for a virtual node through all of them"
+
+
+def speed_table(speed: dict[str, Any]) -> Table:
+    """What steps of a job took where it was, and would take elsewhere."""
+    unseen = f"; of {' and '.join(speed['unseen'])} nothing is known" if speed["unseen"] else ""
+    table = Table(
+        *(Column("devices", overflow="fold"), Column("a step", justify="right"), Column("predicted", justify="right")),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title=f"speed{'' if speed['measured'] else ' (only ratios count)'}, from {speed['source']}{unseen}",
+        title_justify="left",
+    )
+    for seen in speed["measured"]:
+        waves = ",".join(f"{count}/{name}" for name, count in seen["waves"].items())
+        where = f"{_types(seen['devices'])}, at most {waves} virtual nodes on one; {seen['steps']} steps"
+        table.add_row(where, f"{seen['step_seconds']:.3g} s", f"{seen['predicted_step_seconds']:.3g} s")
+    for other in speed["predicted"]:
+        scale = f"{other['step_seconds']:.3g} ± {other['deviation_seconds']:.2g}"
+        table.add_row(_types(other["devices"]), "", f"{scale} s" if speed["measured"] else scale)
+    return table
+
+
+def _types(counts: dict[str, int]) -> str:
+    return ",".join(f"{name}:{count}" for name, count in counts.items())
 
 
 def event_lines(events: Sequence[dict[str, Any]]) -> list[str]:

@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.live import Live
 
 from virtualflow.cli.cell_table import colours_of, print_grid
-from virtualflow.cli.job_table import console, duration, event_lines, fact_table, job_table, views_of
+from virtualflow.cli.job_table import console, duration, event_lines, fact_table, job_table, speed_table, views_of
 from virtualflow.cli.options import seconds_of
 from virtualflow.cli.resuming import can_go_on, how_to_go_on
 from virtualflow.cli.screen import print_line
@@ -99,6 +99,8 @@ def print_facts(facts: dict[str, Any]) -> None:
     shown = console(wide=False)
     shown.print(fact_table(facts))
     print_cells_of(facts)
+    if facts["speed"] is not None:
+        shown.print(speed_table(facts["speed"]))
     for line in event_lines(facts["events"][-10:]):
         shown.print(line)
     if facts["failure"]:

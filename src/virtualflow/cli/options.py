@@ -24,7 +24,7 @@ from virtualflow.program import source
 from virtualflow.program.manifest import Program
 from virtualflow.solver import device_files, profile_files
 from virtualflow.solver.profile_files import BUILT_IN
-from virtualflow.system.home import home
+from virtualflow.system.home import profiles_of
 
 UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 AsModule = Annotated[
@@ -67,6 +67,11 @@ Preload = Annotated[
         metavar="MODULE,...|none",
     ),
 ]
+
+Useful = Annotated[
+    bool, typer.Option("--useful", help="wfs: a job takes no device that brings it nothing; those go to others.")
+]
+RoundSeconds = Annotated[float, typer.Option(help="las and its kin: how long a round is.", min=0.1, metavar="SECONDS")]
 
 
 def preload_of(text: str | None) -> tuple[str, ...] | None:
@@ -167,11 +172,6 @@ def devices_in(pools: Sequence[Pool], file: Path | None, emulate: str | None, sc
             by_type[pool.device_type] = emulated_type
     emulated = {name: device.to_json() for name, device in emulation.slowed(names, by_type, contents).items()}
     return Devices(tuple(pools), names, emulated)
-
-
-def profiles_of(script: str) -> Path:
-    """Where the profiles of a script are kept."""
-    return home() / "profiles" / Path(script).stem
 
 
 def workload_of(name: str | None, folder: Path | None) -> Workload:

@@ -24,7 +24,6 @@ from virtualflow.cli.options import (
     TokenFile,
     device_type_of,
     devices_of,
-    profiles_of,
     token_file_for,
 )
 from virtualflow.cli.screen import screen
@@ -37,6 +36,7 @@ from virtualflow.core.stage_profile import Link
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.profiling.bench import Bench, CommunicationCosts, InterruptedMeasurement, JoinAddress, Show
 from virtualflow.solver import profile_files
+from virtualflow.system.home import profiles_of
 from virtualflow.system.text import visible
 
 

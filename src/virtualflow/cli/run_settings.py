@@ -13,7 +13,6 @@ from virtualflow.cli.options import (
     devices_in,
     devices_of,
     numbers,
-    profiles_of,
     token_file_for,
     workload_for,
 )
@@ -24,6 +23,7 @@ from virtualflow.core.job_names import check_name
 from virtualflow.errors import LaunchError
 from virtualflow.solver import plan as plans
 from virtualflow.solver.plan import JobLayout
+from virtualflow.system.home import profiles_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from virtualflow.core.profile import MEMORY, Profile, Workload
 from virtualflow.errors import ConfigError, SolverError
 from virtualflow.solver import plan as plans
 from virtualflow.solver.alternatives import alternatives, even, subsets
+from virtualflow.solver.finer import finer_plans
 from virtualflow.solver.node_shares import Plan, Share
 from virtualflow.solver.search import on_one_machine, predict, solve_fixed, solve_free
 from virtualflow.system.text import visible
@@ -98,7 +99,12 @@ def solve(
     else:
         best = _best(known, pools, batch_size, virtual_nodes)
         others = alternatives(best, _others(known, pools, batch_size, virtual_nodes, best))
+    finer = list(finer_plans(known, pools, best)) if virtual_nodes is not None and evaluate is None else []
     report = plans.to_json(best, known.name, others)
+    report["finer"] = [
+        {"virtual_nodes": plan.virtual_nodes, "node_size": plan.shares[0].node_size, "step_seconds": plan.step_seconds}
+        for plan in finer
+    ]
     if output is not None:
         with writing(output):
             output.write_text(json.dumps(report, indent=2) + "\n")
@@ -115,6 +121,13 @@ def solve(
         )
     elif len(pools) > 1 and len(best.types) == 1 and evaluate is None:
         console.print(f"no mix of types is faster than {best.types[0]} alone")
+    for plan in finer:
+        console.print(
+            f"finer: {plan.virtual_nodes} virtual nodes of {plan.shares[0].node_size} examples would take "
+            f"{plan.step_seconds:.4g} s a step, {1 - plan.step_seconds / best.step_seconds:.1%} less; that is another "
+            "job, with other bits",
+            soft_wrap=True,
+        )
     for share in best.shares:
         profile = known.profile(share.device_type)
         if not profile.is_measured(share.node_size):

@@ -283,6 +283,8 @@ class Manager:
         self.records.save(
             [record for record in (*restored.running, *restored.waiting) if record != self.records[record.id]]
         )
+        for record in (*restored.running, *restored.waiting):
+            self.reconciler.note_speed(record)
         running = tuple((self._job(record), record.devices) for record in restored.running)
         waiting, attained = tuple(map(self._job, restored.waiting)), self.records.attained(self.clock())
         self._handle(JobsRestored(self._seconds(), running, waiting, attained))
@@ -309,6 +311,7 @@ class Manager:
 
     def _arrives(self, record: Record) -> None:
         self._driver.note_arrival(record, self._seconds())
+        self.reconciler.note_speed(record)
         self._handle(JobArrived(self._seconds(), self._job(record)))
 
     def _known(self, devices: Iterable[str]) -> Iterable[str]:

@@ -12,7 +12,6 @@ from virtualflow.cluster.messages import DevicesJoined, DevicesLost, JobsRestore
 from virtualflow.cluster.policies.base import ANY, Decision, Grant, Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.snapshot import Snapshot
-from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import Pool
 
 RETRY_SECONDS = 30.0  # after a failure, until it is asked again even if nothing happens
@@ -82,7 +81,7 @@ def made_anew(
     jobs: Sequence[tuple[Job, tuple[str, ...], str | None]],
 ) -> Scheduler:
     """A scheduler in place of one that broke in the middle of a decision: each job has its devices, or its host's."""
-    new = Scheduler(pools, _Seats({}), Profiled(), start_seconds=old.start_seconds, memory=old.memory.sizes)
+    new = Scheduler(pools, _Seats({}), old.throughput, start_seconds=old.start_seconds, memory=old.memory.sizes)
     since: dict[int, list[str]] = {}  # machines that have come since the start
     for device in old.placement.devices:
         if not new.placement.knows(device):
