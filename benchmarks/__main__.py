@@ -23,6 +23,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "decisions": ("benchmarks.decisions", {}),
     "cluster": ("benchmarks.cluster", {}),
     "gavel": ("benchmarks.gavel", {}),
+    "policies": ("benchmarks.policies", {}),
     "paper": ("benchmarks.paper", {}),
 }
 
