@@ -31,7 +31,7 @@ from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, re
 from virtualflow.train.seeding import check_settings, reseed
 from virtualflow.train.sharded.sharded_update import ShardedUpdate
 from virtualflow.train.sharded.shards import Shards
-from virtualflow.train.shared_errors import Met
+from virtualflow.train.shared_errors import LocalError
 from virtualflow.train.state import Optimizers, Parts, named_parameters
 from virtualflow.train.step_checks import StepChecks
 from virtualflow.train.step_metrics import MetricNames
@@ -91,7 +91,7 @@ class StepRunner:
         self._listing = buffers.listing
         self._steps = 0  # that this worker has made
         self._node = 0  # the virtual node that was run last
-        self._met: Met | None = None  # in this attempt
+        self._met: LocalError | None = None  # in this attempt
         self._replays = Replays(parts)
         must_be_finite = settings.on_nan == "raise" and grad_scaler is None
         reduction.finds_not_finite = must_be_finite
@@ -243,7 +243,7 @@ class StepRunner:
             raise
         except Exception as error:
             place = f"step {attempt.global_step}, virtual node {self._node}"
-            self._met = Met(error, place, self._peers.membership.device, order + self._node)
+            self._met = LocalError(error, place, self._peers.membership.device, order + self._node)
 
     def _all_ran(self) -> bool:
         """Whether no worker has met an error."""
