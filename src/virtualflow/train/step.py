@@ -16,7 +16,7 @@ from virtualflow.errors import CollectiveError, HiddenStateError, PeerLostError
 from virtualflow.train import accelerators
 from virtualflow.train.attempt import Attempt, NodeReport
 from virtualflow.train.audit import Audit
-from virtualflow.train.buffers import Birth, Buffers
+from virtualflow.train.buffers import Buffers, NewBuffer
 from virtualflow.train.data import Feed, Shard
 from virtualflow.train.loss import NodeLoss, check_rows, read_loss
 from virtualflow.train.memory_advice import MemoryUse, is_out_of_memory
@@ -166,7 +166,7 @@ class StepRunner:
             if unnamed:
                 self._metric_names.add(self._peers.exchanged("step", global_step, self._unknown_metrics()))
             if any(report.born for report in scalars.nodes.values()):
-                self._share_births(global_step)
+                self._share_new_buffers(global_step)
                 self._replays.forget()  # the next attempt begins with other buffers
             elif self._reduction.accept(scalars.peaks) and not unnamed:
                 return attempt, scalars
@@ -186,19 +186,21 @@ class StepRunner:
         """Undo what an unfinished attempt has left: only committed steps count."""
         self._buffers.reset()
 
-    def _share_births(self, global_step: int) -> None:
+    def _share_new_buffers(self, global_step: int) -> None:
         """Give every worker the buffers that virtual nodes have made; the step is replayed with them."""
         mine = {
-            name: (birth.node, birth.tensor, birth.persistent, birth.tensor.device.type == "cpu")
-            for name, birth in self._buffers.born.items()
+            name: (new_buffer.node, new_buffer.tensor, new_buffer.persistent, new_buffer.tensor.device.type == "cpu")
+            for name, new_buffer in self._buffers.born.items()
         }
-        births: dict[str, Birth] = {}
+        new_buffers: dict[str, NewBuffer] = {}
         for theirs in self._peers.exchanged("step", global_step, mine):
             for name, (node, tensor, persistent, on_host) in theirs.items():
-                birth = Birth(node, tensor if on_host else tensor.to(self._parts.device), persistent)
-                births[name] = min((birth, *([births[name]] if name in births else [])), key=lambda b: b.rank)
+                new_buffer = NewBuffer(node, tensor if on_host else tensor.to(self._parts.device), persistent)
+                new_buffers[name] = min(
+                    (new_buffer, *([new_buffers[name]] if name in new_buffers else [])), key=lambda b: b.rank
+                )
         self.abandon()
-        self._buffers.adopt(births)
+        self._buffers.adopt(new_buffers)
         self._adopt_buffers()
 
     def _attempt(self, attempt: Attempt, feed: Feed) -> Tensor:
@@ -332,7 +334,7 @@ class StepRunner:
                 check_rows(shard.batch, shard.examples, drawn=shard.is_drawn)
             self._untouched.check_forward(attempt.global_step)
             if before_sending is not None:
-                with self._pace.excused():
+                with self._pace.not_counted():
                     before_sending()
             self._backward(loss, shard, attempt.batch.examples)
         except (MemoryError, RuntimeError, ValueError) as error:
