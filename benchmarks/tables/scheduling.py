@@ -134,6 +134,36 @@ def mixed_rate(*rates: int) -> Callable[[], str]:
     return figure
 
 
+def _gavels(rate: int, compat: str | None) -> dict[str, Any]:
+    """Gavel's trace at *rate*, by Gavel's rules or, without *compat*, by ours."""
+    found: list[dict[str, Any]] = results("gavel")["results"]["gavel"]
+    return next(each for each in found if each["rate"] == rate and each["compat"] == compat)
+
+
+def gavels_jct(compat: str | None) -> Callable[[], str]:
+    """At 8 jobs/h."""
+    return lambda: f"{_gavels(8, compat)['jct']:,.1f} s"
+
+
+def luck(trace: str) -> Callable[[], str]:
+    """The smallest and the largest average JCT over tiny disturbances."""
+
+    def figure() -> str:
+        jcts = results("gavel")["results"]["luck"][trace]
+        return f"{min(jcts):,.0f} to {max(jcts):,.0f} s over {len(jcts)} draws"
+
+    return figure
+
+
+def rounds() -> str:
+    rates = sorted({each["rate"] for each in results("gavel")["results"]["gavel"]})
+    rows = [
+        [title, *(f"{_gavels(rate, compat)['rounds_per_second']:,.0f}" for rate in rates)]
+        for title, compat in (("Gavel's rules", "gavel"), ("ours, a program whenever jobs changed", None))
+    ]
+    return table(["rounds a second, at jobs/h", *map(str, rates)], rows)
+
+
 def programs() -> str:
     found = results("gavel")["results"]["programs"]
     first, *others = (f"{each['jobs']:,}" for each in found)
@@ -198,6 +228,11 @@ FIGURES: dict[str, Callable[[], str]] = {
     "gavel.rates": mixed_rates,
     "gavel.rate-8": mixed_rate(8),
     "gavel.other-rates": mixed_rate(1, 4, 12),
+    "gavel.jct": gavels_jct("gavel"),
+    "gavel.jct.ours": gavels_jct(None),
+    "gavel.luck": luck("Gavel's trace and rules, 8 jobs/h"),
+    "gavel.luck.paper": luck("the paper's trace, 8 jobs/h"),
+    "gavel.rounds": rounds,
     "gavel.programs": programs,
     "solvers": solvers,
     "policies.rho": largest_rho,
