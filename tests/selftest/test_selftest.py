@@ -146,8 +146,8 @@ class TrialRunner:
 
 def statuses(other: Trial | None, devices: int) -> dict[str, tuple[str, str]]:
     checks: Any = Checks(TrialRunner(other), devices, QUICK)  # type: ignore[arg-type]
-    found = [check() for promise, check in checks.promises() if "devices: the same" in promise or "killed" in promise]
-    return {check.promise: (check.status, check.detail) for check in found}
+    result = [check() for promise, check in checks.promises() if "devices: the same" in promise or "killed" in promise]
+    return {check.promise: (check.status, check.detail) for check in result}
 
 
 def test_other_bits_fail_with_the_first_difference() -> None:
@@ -166,8 +166,8 @@ def test_what_nobody_has_thought_of_fails_its_promise_too() -> None:
             raise ZeroDivisionError("a defect")
 
     checks: Any = Checks(Broken(None), 2, QUICK)  # type: ignore[arg-type]
-    found = [check() for _, check in checks.promises()]
-    assert {(check.status, check.detail) for check in found} == {(FAIL, "ZeroDivisionError: a defect")}
+    result = [check() for _, check in checks.promises()]
+    assert {(check.status, check.detail) for check in result} == {(FAIL, "ZeroDivisionError: a defect")}
 
 
 def test_the_counts_are_powers_of_two_and_all_devices() -> None:

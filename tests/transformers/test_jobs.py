@@ -103,8 +103,8 @@ class Jobs:
             self._left.pop(0)
 
     def ended(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "ended.json").read_text())
-        return found
+        result: dict[str, Any] = json.loads((self.folder / "ended.json").read_text())
+        return result
 
 
 @pytest.mark.parametrize("backend", ["gpu"], indirect=True, scope="session")

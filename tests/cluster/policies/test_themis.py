@@ -84,14 +84,14 @@ def run(jobs: list[Job], policy: Policy, devices: str = "V100:4") -> Run:
 
 
 def test_alone_a_job_has_all_and_is_as_fast_as_on_its_own() -> None:
-    found = run([Job("a", 0.0, 4, 5000.0)], Themis())
-    assert rho(found, 4) == pytest.approx({"a": 1.0})
+    result = run([Job("a", 0.0, 4, 5000.0)], Themis())
+    assert rho(result, 4) == pytest.approx({"a": 1.0})
 
 
 def test_a_lease_is_kept_to_its_end() -> None:
     jobs = [Job("a", 0.0, 4, 3000.0), Job("b", 100.0, 4, 3000.0)]
-    found = run(jobs, Themis(lease_seconds=600.0))
-    segments = sorted((s.start_seconds, each.job.id, len(s.devices)) for each in found.jobs for s in each.segments)
+    result = run(jobs, Themis(lease_seconds=600.0))
+    segments = sorted((s.start_seconds, each.job.id, len(s.devices)) for each in result.jobs for s in each.segments)
     assert segments[:2] == [(0.0, "a", 4), (600.0, "b", 4)]  # whoever has nothing is the least fairly treated
     assert all(seconds % 600 == 0 for seconds, _, _ in segments[:-1])
 
@@ -99,9 +99,9 @@ def test_a_lease_is_kept_to_its_end() -> None:
 def test_more_bidders_pay_more_and_all_devices_are_in_use() -> None:
     """With f = 0 both bid; what they pay is left over, and goes back to them where no one else is there."""
     jobs = [Job("a", 0.0, 4, 6000.0), Job("b", 0.0, 4, 6000.0)]
-    found = run(jobs, Themis(fairness=0.0))
-    assert found.accounts.free == 0.0
-    assert max(rho(found, 4).values()) == pytest.approx(1.0, abs=0.1)
+    result = run(jobs, Themis(fairness=0.0))
+    assert result.accounts.free == 0.0
+    assert max(rho(result, 4).values()) == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
