@@ -35,8 +35,8 @@ def run(jobs: list[Job], devices: str, check: Any = lambda *_: None, policy: str
     return simulate(jobs, parse_pools(devices), watched, TABLE, price)
 
 
-def starts(found: Run) -> dict[str, float]:
-    return {each.job.id: each.start_seconds for each in found.jobs}
+def starts(run: Run) -> dict[str, float]:
+    return {each.job.id: each.start_seconds for each in run.jobs}
 
 
 def test_a_job_that_would_be_through_but_for_its_boot_does_not_pass() -> None:
