@@ -26,6 +26,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "gavel": ("benchmarks.gavel", {}),
     "node-sizes": ("benchmarks.node_sizes", {}),
     "learning": ("benchmarks.learning", {}),
+    "policies": ("benchmarks.policies", {}),
     "paper": ("benchmarks.paper", {}),
 }
 

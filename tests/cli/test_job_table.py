@@ -7,6 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,14 +69,34 @@ def test_wide_has_every_column_in_one_line() -> None:
         assert cell in row
 
 
-def test_facts_show_times_as_times() -> None:
+def facts_printed(facts: dict[str, Any]) -> str:
     out = io.StringIO()
-    screen(file=out, width=80).print(fact_table(a_view().to_json()))
-    text = out.getvalue()
+    screen(file=out, width=80).print(fact_table(facts))
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def test_facts_show_times_as_times() -> None:
+    text = facts_printed(a_view().to_json())
     assert re.search(r"submitted +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", text)
     assert re.search(r"run +1:01", text)
     assert "1800000000" not in text
     assert "1.8e+09" not in text
+
+
+def test_facts_show_metrics_by_name_and_what_each_device_uses() -> None:
+    use = {"0": {"cpu_cores": 0.98, "memory_bytes": 412 << 20, "accelerator_bytes": 3 << 30}}
+    facts = a_view(metrics={"accuracy": 0.91, "recall": 0.5}).to_json() | {"use": use}
+    text = facts_printed(facts)
+    assert re.search(r"metrics +accuracy=0.91 recall=0.5\n", text)
+    assert re.search(r"on 0 +virtual nodes 0 1 2 3 · 98% CPU · 412 MB · GPU 3.0 GB\n", text)
+    assert re.search(r"on 1 +virtual nodes 4 5 6 7\n", text)
+    assert "{" not in text
+
+
+def test_facts_that_are_empty_are_left_out() -> None:
+    text = facts_printed(a_view(mapping={}).to_json() | {"use": {}})
+    assert not re.search(r"^use ", text, re.M)
+    assert "metrics" not in text
 
 
 @pytest.mark.parametrize(

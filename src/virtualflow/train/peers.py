@@ -18,7 +18,7 @@ from virtualflow.core.membership import Group, Handover, Membership
 from virtualflow.errors import CollectiveError, ConfigError, CoordinatorLostError, PeerLostError
 from virtualflow.train.announcement import CALLS, Announcement
 from virtualflow.train.packed_values import gather_packed, unpacked
-from virtualflow.train.shared_errors import Met, raise_first
+from virtualflow.train.shared_errors import LocalError, raise_first
 
 _DTYPES = (torch.int64, torch.uint8)
 
@@ -160,18 +160,18 @@ class Peers:
         raise_first((theirs["met"] for theirs in unpacked(packed)), met)
         return packed
 
-    def _packable(self, value: Any, call: str) -> tuple[dict[str, Any], Met | None]:
+    def _packable(self, value: Any, call: str) -> tuple[dict[str, Any], LocalError | None]:
         """*value* as it travels, or the error that it can't."""
         try:
             unpacked(gather_packed(value, None))
         except Exception as error:
-            met = Met(error, call, self.membership.device, self.membership.devices.index(self.membership.device))
-            return {"value": None, "met": met.told}, met
+            met = LocalError(error, call, self.membership.device, self.membership.devices.index(self.membership.device))
+            return {"value": None, "met": met.description}, met
         return {"value": value, "met": None}, None
 
-    def raise_met(self, call: str, number: int, met: Met | None) -> None:
+    def raise_met(self, call: str, number: int, met: LocalError | None) -> None:
         """Raise on all workers the first error that one has met; return if its worker was lost meanwhile."""
-        raise_first(self.exchanged(call, number, met.told if met is not None else None), met)
+        raise_first(self.exchanged(call, number, met.description if met is not None else None), met)
 
     def _exchange(self, call: str, number: int, value: Any) -> Tensor:
         self.announce(call, number).check()
@@ -197,7 +197,7 @@ class Peers:
 
     def once(self, call: str, number: int, function: Callable[[], object]) -> None:
         """Have the lead call *function*; if it is lost meanwhile, the next one. Raises on all what that raises."""
-        met: Met | None = None
+        met: LocalError | None = None
 
         def called() -> int:
             nonlocal met
@@ -205,7 +205,7 @@ class Peers:
             try:
                 function()
             except Exception as error:
-                met = Met(error, f"what trainer.{call} has the lead do", self.membership.device)
+                met = LocalError(error, f"what trainer.{call} has the lead do", self.membership.device)
             return int(met is not None)
 
         if self.from_lead(call, number, called):
@@ -214,7 +214,7 @@ class Peers:
 
     def broadcast(self, number: int, value: Any) -> Tensor:
         """The lead's *value*, tensors and plain values, packed for ``unpacked``."""
-        met: Met | None = None
+        met: LocalError | None = None
 
         def attempt() -> Tensor:
             nonlocal met

@@ -36,8 +36,8 @@ from virtualflow.train.profiler import (
     TIGHT,
     WARM_UP_STEPS,
     interval,
-    ladder,
     limited,
+    measured_sizes,
     report,
 )
 from virtualflow.train.stages.cell_runs import CellRunner
@@ -83,7 +83,7 @@ class _Bench:
     def run(self, wanted: Mapping[str, Any], show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         rows: list[list[StagePoint]] = []
         ended_by, deadline = LARGEST, time.monotonic() + wanted["seconds"]
-        for size in ladder(wanted["largest"]):
+        for size in measured_sizes(wanted["largest"]):
             began = time.monotonic()
             try:
                 rows.append(list(self._stages(size, show)))
