@@ -46,6 +46,9 @@ chaos: setup  ## random kills and resizes, and the corpus of scripts: make chaos
 	$(BIN)/python -m tests.equivalence $(if $(ONLY),--only '$(ONLY)')
 	$(BIN)/python -m tests.chaos --accelerator $(CHAOS) --seed $(or $(SEED),1)
 	VF_ALL_ON_CUDA=1 $(BIN)/pytest -n 2 tests/chaos tests/equivalence -k gpu --timeout 600
+	VF_ALL_GRIDS=1 VF_ALL_ON_CUDA=1 $(BIN)/pytest -n 2 --dist loadfile tests/stages --timeout 900
+	$(BIN)/python -m tests.stages $(CHAOS) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.stages --accelerator $(CHAOS) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.equivalence --accelerator $(if $(ONLY),--only '$(ONLY)')
 
 CHAOS = $(if $(SCHEDULES),--schedules $(SCHEDULES),--minutes $(or $(MINUTES),10))

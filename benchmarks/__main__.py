@@ -13,6 +13,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "certificate": ("benchmarks.certificate", {}),
     "memory": ("benchmarks.memory", {}),
     "sharding": ("benchmarks.sharding", {}),
+    "pipelines": ("benchmarks.pipelines", {}),
     "scaling": ("benchmarks.scaling", {}),
     "overhead": ("benchmarks.overhead", {}),
     "launches": ("benchmarks.launches", {}),
@@ -23,6 +24,9 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "decisions": ("benchmarks.decisions", {}),
     "cluster": ("benchmarks.cluster", {}),
     "gavel": ("benchmarks.gavel", {}),
+    "node-sizes": ("benchmarks.node_sizes", {}),
+    "learning": ("benchmarks.learning", {}),
+    "policies": ("benchmarks.policies", {}),
     "paper": ("benchmarks.paper", {}),
 }
 

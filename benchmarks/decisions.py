@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
+from benchmarks import published, report
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import Event, JobArrived, JobEnded
 from virtualflow.cluster.policies import registry
@@ -19,21 +19,18 @@ from virtualflow.sim import costs, importers, metrics
 from virtualflow.sim.compare import Setting, on_machines
 from virtualflow.sim.compare import run as simulate
 
-PHILLY = Path(__file__).resolve().parents[2] / "shared/data/philly/philly.csv"
-
 
 def run(*, quick: bool) -> None:
     section = report.Section("decisions", quick=quick)
     results: dict[str, Any] = {}
-    if PHILLY.exists():
-        results["philly"] = _philly(section, quick)
-    else:
-        print(f"skipped: the Philly trace is not at {PHILLY}")
+    path = published.find("philly.csv")
+    if path is not None:
+        results["philly"] = _philly(section, path, quick)
     section.save(results | _cost(section, quick))
 
 
-def _philly(section: report.Section, quick: bool) -> dict[str, Any]:
-    trace = importers.read(PHILLY)
+def _philly(section: report.Section, path: Path, quick: bool) -> dict[str, Any]:
+    trace = importers.read(path)
     if quick:
         trace = replace(trace, jobs=trace.jobs[:8000])
     rows, results = [], {}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import report
+from benchmarks import published, report
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.linear_programs import LinearProgram, max_min
 from virtualflow.cluster.policies import registry
@@ -27,8 +27,8 @@ from virtualflow.sim import costs, gavel_table, importers, metrics
 from virtualflow.sim.engine import simulate
 from virtualflow.sim.metrics import Interval, interval
 
-DATA = Path("../shared/data")
 TRACES = Path(__file__).with_name("traces")
+GAVELS_TRACE, GAVELS_SPEEDS = TRACES / "gavel-8-an-hour.json", TRACES / "gavel-speeds.json"
 CLUSTER = "V100:4,P100:8,K80:16"
 POLICIES = ("las", "las-mixed", "las-mixed-columns")
 KINDS = (  # workload, node size, batch, steps: the jobs of the paper's simulation
@@ -42,11 +42,8 @@ KINDS = (  # workload, node size, batch, steps: the jobs of the paper's simulati
 def run(*, quick: bool) -> None:
     section = report.Section("gavel", quick=quick)
     content: dict[str, Any] = {}
-    if DATA.is_dir():
-        content["gavel"] = _like_gavel(section)
-        content["luck"] = _luck(section, draws=5 if quick else 40)
-    else:
-        print(f"skipped: Gavel's traces are not in {DATA}")
+    content["gavel"] = _like_gavel(section)
+    content["luck"] = _luck(section, draws=5 if quick else 40)
     content["traces"] = _paper_traces(section)
     content["rates"] = _rates(section, seeds=5 if quick else 100)
     content["programs"] = _programs(section, (128,) if quick else (128, 512, 2048))
@@ -56,11 +53,10 @@ def run(*, quick: bool) -> None:
 def _like_gavel(section: report.Section) -> list[dict[str, Any]]:
     """Its own simulator's setting. Time is this process's own: others' load on the machine does not count."""
     rows, found = [], []
-    for rate in (2, 4, 8, 12):
-        trace = importers.read(DATA / f"gavel/generated_vf_like/vf_like_{rate}jph_seed0.trace")
+    for rate, path, speeds in _gavels_traces():
+        trace = importers.read(path)
         for compat in (GAVEL, None):
-            whole = GAVEL_ROUND_SECONDS if compat else None
-            table = gavel_table.read(DATA / "gavel/simulation_throughputs.json", whole_steps_seconds=whole)
+            table = gavel_table.read(speeds, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat else None)
             best = None
             for _ in range(3):
                 policy = registry.make("las", Options(compat=compat))
@@ -85,13 +81,23 @@ def _like_gavel(section: report.Section) -> list[dict[str, Any]]:
     return found
 
 
+def _gavels_traces() -> Iterator[tuple[int, Path, Path]]:
+    """Jobs an hour, the trace, and the speeds. One is carried over; the others need all of Gavel's table."""
+    yield 8, GAVELS_TRACE, GAVELS_SPEEDS
+    speeds = published.find("simulation_throughputs.json")
+    for rate in (2, 4, 12):
+        path = published.find(f"vf_like_{rate}jph_seed0.trace")
+        if path is not None and speeds is not None:
+            yield rate, path, speeds
+
+
 def _paper_traces(section: report.Section) -> list[dict[str, Any]]:
     """With Gavel's coefficient, a mean over types weighted by devices, and with the paper's, a plain mean."""
     speeds, rows, found = FreeSizes(), [], []
     for compat in (None, PAPER):
         for rate in (4, 8, 12):
             jobs = importers.read(TRACES / f"paper-mixed-{rate}.json").jobs
-            jcts = [_average_jct(jobs, name, speeds, compat) for name in POLICIES]
+            jcts = [average_jct(jobs, name, speeds, compat) for name in POLICIES]
             lower = (f"{1 - jct / jcts[0]:.1%}" for jct in jcts[1:])
             rows.append([compat or "Gavel's", rate, *(f"{jct:,.0f}" for jct in jcts), *lower])
             found.append({"rate": rate, "compat": compat, **dict(zip(POLICIES, jcts, strict=True))})
@@ -114,13 +120,9 @@ class Shaken(Las):
 
 def _luck(section: report.Section, draws: int) -> dict[str, list[float]]:
     """Optima are not unique: how far does the average JCT depend on which one the solver happens to name?"""
-    table = gavel_table.read(DATA / "gavel/simulation_throughputs.json", whole_steps_seconds=GAVEL_ROUND_SECONDS)
+    table = gavel_table.read(GAVELS_SPEEDS, whole_steps_seconds=GAVEL_ROUND_SECONDS)
     settings: dict[str, tuple[Sequence[Job], Throughput, str | None]] = {
-        "Gavel's trace and rules, 8 jobs/h": (
-            importers.read(DATA / "gavel/generated_vf_like/vf_like_8jph_seed0.trace").jobs,
-            table,
-            GAVEL,
-        ),
+        "Gavel's trace and rules, 8 jobs/h": (importers.read(GAVELS_TRACE).jobs, table, GAVEL),
         "the paper's trace, 8 jobs/h": (importers.read(TRACES / "paper-mixed-8.json").jobs, FreeSizes(), None),
     }
     rows, found = [], {}
@@ -140,7 +142,7 @@ def _luck(section: report.Section, draws: int) -> dict[str, list[float]]:
 def _rates(section: report.Section, seeds: int) -> list[dict[str, Any]]:
     speeds, rows, found = FreeSizes(), [], []
     for rate in range(1, 13):
-        jcts = {name: [_average_jct(_jobs(rate, seed), name, speeds) for seed in range(seeds)] for name in POLICIES}
+        jcts = {name: [average_jct(drawn_jobs(rate, seed), name, speeds) for seed in range(seeds)] for name in POLICIES}
         lower = {
             name: interval([1 - own / base for own, base in zip(jcts[name], jcts["las"], strict=True)])
             for name in POLICIES[1:]
@@ -156,13 +158,13 @@ def _rates(section: report.Section, seeds: int) -> list[dict[str, Any]]:
     return found
 
 
-def _average_jct(jobs: Sequence[Job], name: str, speeds: FreeSizes, compat: str | None = None) -> float:
+def average_jct(jobs: Sequence[Job], name: str, speeds: Throughput, compat: str | None = None) -> float:
     policy = registry.make(name, Options(compat=compat))
     run = simulate(jobs, parse_pools(CLUSTER), policy, speeds, costs.NONE)
     return metrics.of(run).average_jct_seconds
 
 
-def _jobs(rate: float, seed: int) -> list[Job]:
+def drawn_jobs(rate: float, seed: int) -> list[Job]:
     """20 jobs like those of the paper's simulation."""
     chance, seconds, jobs = random.Random(1000 * seed + int(rate)), 0.0, []
     for number in range(20):

@@ -29,11 +29,13 @@ def exceptions_elsewhere() -> dict[str, str]:
     files = [file for file in SOURCE.rglob("*.py") if file != Path(errors.__file__)]
     classes = [(node, file) for file in files for node in ast.walk(ast.parse(file.read_text()))
                if isinstance(node, ast.ClassDef)]  # fmt: skip
-    found: dict[str, str] = {}
-    while more := {node.name: file.name for node, file in classes if bases_of(node) & known and node.name not in found}:
-        found |= more
+    result: dict[str, str] = {}
+    while more := {
+        node.name: file.name for node, file in classes if bases_of(node) & known and node.name not in result
+    }:
+        result |= more
         known |= more.keys()
-    return found
+    return result
 
 
 def test_the_tree_is_drawn_as_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import mean
 from typing import Any
 
 from benchmarks.tables.raw import joined, results, table
@@ -133,6 +134,36 @@ def mixed_rate(*rates: int) -> Callable[[], str]:
     return figure
 
 
+def _gavels(rate: int, compat: str | None) -> dict[str, Any]:
+    """Gavel's trace at *rate*, by Gavel's rules or, without *compat*, by ours."""
+    found: list[dict[str, Any]] = results("gavel")["results"]["gavel"]
+    return next(each for each in found if each["rate"] == rate and each["compat"] == compat)
+
+
+def gavels_jct(compat: str | None) -> Callable[[], str]:
+    """At 8 jobs/h."""
+    return lambda: f"{_gavels(8, compat)['jct']:,.1f} s"
+
+
+def luck(trace: str) -> Callable[[], str]:
+    """The smallest and the largest average JCT over tiny disturbances."""
+
+    def figure() -> str:
+        jcts = results("gavel")["results"]["luck"][trace]
+        return f"{min(jcts):,.0f} to {max(jcts):,.0f} s over {len(jcts)} draws"
+
+    return figure
+
+
+def rounds() -> str:
+    rates = sorted({each["rate"] for each in results("gavel")["results"]["gavel"]})
+    rows = [
+        [title, *(f"{_gavels(rate, compat)['rounds_per_second']:,.0f}" for rate in rates)]
+        for title, compat in (("Gavel's rules", "gavel"), ("ours, a program whenever jobs changed", None))
+    ]
+    return table(["rounds a second, at jobs/h", *map(str, rates)], rows)
+
+
 def programs() -> str:
     found = results("gavel")["results"]["programs"]
     first, *others = (f"{each['jobs']:,}" for each in found)
@@ -154,18 +185,22 @@ def solvers() -> str:
 
 
 def largest_rho() -> str:
-    found = results("policies")["results"]["largest rho"]
-    return table(
-        ["", *found], [["largest rho", *(f"{rho:.3g}" if rho > 10 else f"{rho:.2f}" for rho in found.values())]]
-    )
+    means = {name: mean(rhos) for name, rhos in results("policies")["results"]["largest rho"].items()}
+    cells = [f"{rho:.3g}" if rho > 10 else f"{rho:.2f}" for rho in means.values()]
+    return table(["", *means], [["largest rho", *cells]])
+
+
+def worst_rho(contender: str) -> Callable[[], str]:
+    """Of all traces."""
+    return lambda: f"{max(results('policies')['results']['largest rho'][contender]):.2f}"
 
 
 def same_traces() -> str:
     rows = []
     for policy, found in results("policies")["results"]["same traces"].items():
         few, many = found["20 jobs"], found["100 jobs"]
-        cells = [f"{few['average_jct_seconds']:,}", f"{few['makespan_seconds']:,}", f"{few['fairness']:.2f}"]
-        rows.append([policy, *cells, f"{many['average_jct_seconds']:,}", f"{many['fairness']:.2f}"])
+        cells = [f"{few['average_jct_seconds']:,.0f}", f"{few['makespan_seconds']:,.0f}", f"{few['fairness']:.2f}"]
+        rows.append([policy, *cells, f"{many['average_jct_seconds']:,.0f}", f"{many['fairness']:.2f}"])
     columns = ["", "20 jobs, 8 V100: average JCT, s", "makespan, s", "fairness"]
     return table([*columns, "100 jobs, 4 V100 + 8 P100 + 16 K80: average JCT, s", "fairness"], rows)
 
@@ -193,8 +228,15 @@ FIGURES: dict[str, Callable[[], str]] = {
     "gavel.rates": mixed_rates,
     "gavel.rate-8": mixed_rate(8),
     "gavel.other-rates": mixed_rate(1, 4, 12),
+    "gavel.jct": gavels_jct("gavel"),
+    "gavel.jct.ours": gavels_jct(None),
+    "gavel.luck": luck("Gavel's trace and rules, 8 jobs/h"),
+    "gavel.luck.paper": luck("the paper's trace, 8 jobs/h"),
+    "gavel.rounds": rounds,
     "gavel.programs": programs,
     "solvers": solvers,
     "policies.rho": largest_rho,
+    "policies.rho.most": worst_rho("`themis`, f = 0.8, 20 min"),
+    "policies.rho.most-f-0": worst_rho("f = 0"),
     "policies.same-traces": same_traces,
 }

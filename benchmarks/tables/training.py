@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks.tables.raw import SETTINGS, ratio, results, table
 from virtualflow.sim import costs
 
+REDUCTIONS = ("fast", "exact")
+
 
 def elastic_line(start: str) -> dict[str, Any]:
     """The line of the elastic section whose event begins with *start*."""
@@ -85,7 +87,7 @@ def memory() -> str:
         found = results("memory")["results"][setting]
         base = found["without"]["live_bytes"]
         cells = [title, f"{base / 1e6:.1f} MB"]
-        for reduction in ("fast", "exact"):
+        for reduction in REDUCTIONS:
             extra = _extra_bytes(setting, reduction)
             cells.append(f"+{extra / 1e6:.1f} MB (+{extra / base:.1%})")
         rows.append(cells)
@@ -113,29 +115,33 @@ def memory_overhead(reduction: str) -> Callable[[], str]:
 def scaling() -> str:
     found, rows = results("scaling")["results"], []
     for setting, title in SETTINGS.items():
-        for reduction in ("fast", "exact"):
+        for reduction in REDUCTIONS:
             for name, note in (("against plain", ""), ("against plain, by CPU time", ", CPU time")):
                 ratios = found[setting][reduction][name].values()
-                cells = [ratio(each) for each in ratios]
+                cells = [*(ratio(each) for each in ratios), _others(found[setting][reduction])]
                 rows.append([f"{title}, `{reduction}`{note}", *cells])
-    counts = found["resnet"]["fast"]["against plain"]
-    return table(["throughput against plain PyTorch", *(f"V={count}" for count in counts)], rows)
+    counts = (f"V={count}" for count in found["resnet"]["fast"]["against plain"])
+    return table(["throughput against plain PyTorch", *counts, "kept busy by others"], rows)
 
 
-def scaling_range(reduction: str, *, one: bool) -> Callable[[], str]:
-    """The CPU-time ratios: with one virtual node by model, or the lowest and the highest with several."""
+def _others(found: dict[str, Any]) -> str:
+    """How many cores other processes used meanwhile."""
+    disturbance: str = found["disturbance"]
+    return disturbance.removeprefix("other processes kept ").removesuffix(" busy")
+
+
+def scaling_range(reduction: str) -> Callable[[], str]:
+    """The lowest and the highest CPU-time ratio with several virtual nodes."""
 
     def figure() -> str:
-        by_setting = {
-            setting: {int(count): ratio["median"] for count, ratio in found[reduction][name].items()}
-            for setting, found in results("scaling")["results"].items()
-        }
-        if one:
-            return ", ".join(f"{by_setting[setting][1]:.2f} ({SETTINGS[setting]})" for setting in SETTINGS)
-        several = [value for found in by_setting.values() for count, value in found.items() if count > 1]
+        several = [
+            ratio["median"]
+            for found in results("scaling")["results"].values()
+            for count, ratio in found[reduction]["against plain, by CPU time"].items()
+            if int(count) > 1
+        ]
         return f"{min(several) - 1:+.1%} to {max(several) - 1:+.1%}"
 
-    name = "against plain, by CPU time"
     return figure
 
 
@@ -143,33 +149,22 @@ def overhead() -> str:
     rows = []
     for setting, title in SETTINGS.items():
         for size, found in results("overhead")["results"][setting].items():
-            rows.append([f"{title}, batch {size}", *(ratio(found[reduction]) for reduction in ("fast", "exact"))])
-    return table(["one virtual node against plain PyTorch", "`fast`", "`exact`"], rows)
+            ratios = (ratio(found[name]) for name in (*REDUCTIONS, *(f"{each}, by CPU time" for each in REDUCTIONS)))
+            rows.append([f"{title}, batch {size}", *ratios, _others(found)])
+    columns = ["`fast`", "`exact`", "`fast`, CPU time", "`exact`, CPU time", "kept busy by others"]
+    return table(["one virtual node against plain PyTorch", *columns], rows)
 
 
-def by_nodes() -> str:
-    found = results("scaling-by-nodes")["results"]["against one virtual node"]
-    rows = [
-        [f"{title}, `{reduction}`", *(f"{gain:+.1%}" for gain in found[setting][reduction].values())]
-        for setting, title in SETTINGS.items()
-        for reduction in ("fast", "exact")
-    ]
-    return table(["", *(f"V={count}" for count in found["resnet"]["fast"])], rows)
+def overhead_range(reduction: str) -> Callable[[], str]:
+    """By model, the lowest and the highest CPU-time ratio over the batch sizes."""
 
-
-def by_nodes_range(reduction: str) -> Callable[[], str]:
     def figure() -> str:
-        found = results("scaling-by-nodes")["results"]["against one virtual node"].values()
-        gains = [gain for each in found for gain in each[reduction].values()]
-        return f"{min(gains):+.1%} to {max(gains):+.1%}"
-
-    return figure
-
-
-def one_node(reduction: str) -> Callable[[], str]:
-    def figure() -> str:
-        found = results("scaling-by-nodes")["results"]["one virtual node against plain"][reduction]
-        return ", ".join(f"{ratio(found[setting])} ({title})" for setting, title in SETTINGS.items())
+        parts = []
+        for setting, title in SETTINGS.items():
+            by_size = results("overhead")["results"][setting].values()
+            medians = [found[f"{reduction}, by CPU time"]["median"] for found in by_size]
+            parts.append(f"{min(medians):.1%} to {max(medians):.1%} ({title})")
+        return ", ".join(parts)
 
     return figure
 
@@ -268,16 +263,11 @@ FIGURES: dict[str, Callable[[], str]] = {
     "memory.fast": memory_overhead("fast"),
     "memory.exact": memory_overhead("exact"),
     "scaling": scaling,
-    "scaling.fast": scaling_range("fast", one=False),
-    "scaling.exact": scaling_range("exact", one=False),
-    "scaling.one.fast": scaling_range("fast", one=True),
-    "scaling.one.exact": scaling_range("exact", one=True),
+    "scaling.fast": scaling_range("fast"),
+    "scaling.exact": scaling_range("exact"),
     "overhead": overhead,
-    "scaling-by-nodes": by_nodes,
-    "scaling-by-nodes.fast": by_nodes_range("fast"),
-    "scaling-by-nodes.exact": by_nodes_range("exact"),
-    "scaling-by-nodes.one.fast": one_node("fast"),
-    "scaling-by-nodes.one.exact": one_node("exact"),
+    "overhead.fast": overhead_range("fast"),
+    "overhead.exact": overhead_range("exact"),
     "speed-1": speed(1),
     "speed-2": speed(2),
     "loading": loading,

@@ -37,6 +37,7 @@ VirtualFlowError
 Signals, which are no errors and which no caller of this library sees, are defined where they are raised:
 
 - Leave: this worker leaves the job
+- SumsLost: the sums of a step were lost with a worker
 - ChangedFile: a file is no longer what the job has read
 - MeasurementDone: a profile is complete, and the script need not go on
 - InterruptedMeasurement: Ctrl-C or a signal has interrupted a measurement

@@ -78,10 +78,10 @@ def installed(tmp_path: Path) -> Iterator[Path]:
 def test_an_import_that_would_spoil_the_process_is_found(
     installed: Path, names: list[str], package: str, reason: str
 ) -> None:
-    found = preload(names)
-    assert found is not None
-    assert found.package == package
-    assert reason in found.reason
+    result = preload(names)
+    assert result is not None
+    assert result.package == package
+    assert reason in result.reason
 
 
 def test_what_is_suitable_is_loaded_with_what_a_package_loads_only_when_asked(installed: Path) -> None:
@@ -97,9 +97,9 @@ def test_modules_beside_the_script_are_never_loaded(tmp_path: Path, monkeypatch:
     (tmp_path / "vf_own.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     path = sys.path[:]
-    found = preload(["vf_own"])
-    assert found is not None
-    assert "ModuleNotFoundError" in found.reason
+    result = preload(["vf_own"])
+    assert result is not None
+    assert "ModuleNotFoundError" in result.reason
     assert sys.path == path
 
 

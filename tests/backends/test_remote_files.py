@@ -54,9 +54,9 @@ def test_whole_lines_and_whole_checkpoints_are_sent_once(tmp_path: Path, monkeyp
     for number in range(1, 4):
         (away / "checkpoints" / f"step-00000000{number}.pt").write_bytes(bytes([number]) * (2 + number))
     pieces = 0
-    while found := outbox.new_pieces():
-        pieces += len(found)
-        for news in found:
+    while result := outbox.new_pieces():
+        pieces += len(result)
+        for news in result:
             inbox.put(*news)
     assert pieces == 2 + 2 + 3
     assert [file.read_bytes() for file in sorted((job / "checkpoints").iterdir())] == [b"\2" * 4, b"\3" * 5]

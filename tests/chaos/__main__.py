@@ -183,7 +183,8 @@ def aimed(seed: int, chance: random.Random) -> list[tuple[str, str, int]]:
         elif point in ("save", "send state"):  # one has its turn after the other: 1 leads when 0 has died
             faults.append(("1" if point == "save" else "0", point, 1))
         else:
-            faults.append((others.pop(), point, chance.randint(1, 4 if point == "evaluate" else 40)))
+            most = {"evaluate": 4, "form group": 2, "compare connections": 2}.get(point, 40)
+            faults.append((others.pop(), point, chance.randint(1, most)))
     return faults
 
 

@@ -116,13 +116,13 @@ def _limited(seconds: float, folder: Path) -> Iterator[None]:
 
 def carrying(mark: str) -> list[int]:
     """Processes with *mark* in their environment or command."""
-    found = []
+    result = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             text = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
             if mark.encode() in text and int(entry.name) != os.getpid() and alive(int(entry.name)):
-                found.append(int(entry.name))
-    return found
+                result.append(int(entry.name))
+    return result
 
 
 def assert_no_orphans(mark: str, spared: Callable[[], set[int]] = set) -> None:

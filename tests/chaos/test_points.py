@@ -51,6 +51,17 @@ def test_two_killed_at_once(backend: LocalBackend, tmp_path: Path, calm: Finishe
 
 
 @pytest.mark.on_cuda_too
+@pytest.mark.parametrize("device", ["1", "4"])
+@pytest.mark.parametrize("point", ["form group", "compare connections"])
+def test_another_one_killed_while_the_others_regroup(
+    backend: LocalBackend, tmp_path: Path, calm: Finished, point: str, device: str
+) -> None:
+    finished = Chaos(backend, tmp_path / "job").run(faults=[("0", "backward", 9), (device, point, 1)])
+    assert struck(finished.folder) == 2
+    assert_undisturbed(finished, calm)
+
+
+@pytest.mark.on_cuda_too
 def test_all_but_one_killed(backend: LocalBackend, tmp_path: Path, calm: Finished) -> None:
     finished = Chaos(backend, tmp_path / "job").run(faults=[(d, "bucket", 5) for d in "0134"])
     assert struck(finished.folder) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ IN_THE_STEP = [
     "bucket",
     "before the scalars",
     "after the scalars",
+    "share",
     "squares",
     "optimizer",
     "after the update",
@@ -41,24 +41,13 @@ def struck(folder: Path) -> int:
     return len(list((folder / "ids").glob("struck-*")))
 
 
-def run_until_no_other_is_lost(
-    cpus: LocalBackend, folder: Path, devices: int, faults: list[tuple[str, str, int]], **options: Any
-) -> Finished:
-    """Run a job under *faults*; again if it lost a worker that none of them struck: copies= did not allow for that.
-
-    That happens, rarely and for a reason not yet known, while survivors regroup: see "Open" in docs/reliability.md.
-    """
-    for attempt in range(3):
-        finished = Chaos(cpus, folder / f"job-{attempt}", devices=devices).run(faults=faults, **options)
-        if json.loads((finished.folder / "state.json").read_text())["failures"] <= len(faults):
-            break
-    return finished
-
-
+@pytest.mark.on_cuda_too(some=["bucket", "squares", "parameters"])
 @pytest.mark.parametrize("device", ["0", "2"])
 @pytest.mark.parametrize("point", IN_THE_STEP)
-def test_a_worker_killed_in_a_step(cpus: LocalBackend, tmp_path: Path, calm: Finished, point: str, device: str) -> None:
-    finished = run_until_no_other_is_lost(cpus, tmp_path, 4, [(device, point, 5)], **SHARDED)
+def test_a_worker_killed_in_a_step(
+    backend: LocalBackend, tmp_path: Path, calm: Finished, point: str, device: str
+) -> None:
+    finished = Chaos(backend, tmp_path / "job", devices=4).run(faults=[(device, point, 5)], **SHARDED)
     assert struck(finished.folder) == 1
     assert_undisturbed(finished, calm)
 
@@ -69,7 +58,7 @@ def test_as_many_killed_at_once_as_the_copies_allow_for(
 ) -> None:
     hit = 1 if point == "move state" else 5
     faults = [("0", point, hit), ("2", point, hit)]
-    finished = run_until_no_other_is_lost(cpus, tmp_path, 5, faults, **SHARDED | {"copies": 3})
+    finished = Chaos(cpus, tmp_path / "job", devices=5).run(faults=faults, **SHARDED | {"copies": 3})
     assert struck(finished.folder) == 2
     assert_undisturbed(finished, calm)
 
@@ -84,13 +73,14 @@ def test_more_killed_at_once_than_the_copies_allow_for(cpus: LocalBackend, tmp_p
 def test_a_worker_killed_while_blocks_move(cpus: LocalBackend, tmp_path: Path, calm: Finished) -> None:
     # The first move is that of the start; the second follows the death of another worker.
     faults = [("3", "backward", 30), ("1", "move state", 2)]
-    finished = run_until_no_other_is_lost(cpus, tmp_path, 5, faults, **SHARDED | {"copies": 3})
+    finished = Chaos(cpus, tmp_path / "job", devices=5).run(faults=faults, **SHARDED | {"copies": 3})
     assert struck(finished.folder) == 2
     assert_undisturbed(finished, calm)
 
 
-def test_down_to_one_device_and_up_again(cpus: LocalBackend, tmp_path: Path, calm: Finished) -> None:
-    chaos = Chaos(cpus, tmp_path / "job", devices=4)
+@pytest.mark.on_cuda_too
+def test_down_to_one_device_and_up_again(backend: LocalBackend, tmp_path: Path, calm: Finished) -> None:
+    chaos = Chaos(backend, tmp_path / "job", devices=4)
     strikes = [Strike(2, "resize", devices=1), Strike(5, "resize", devices=4), Strike(8, "resize", devices=2)]
     finished = chaos.run_held(strikes, **SHARDED)
     assert_undisturbed(finished, calm)
@@ -111,7 +101,7 @@ def test_a_save_whose_writer_dies_is_finished_by_the_next_lead(
     cpus: LocalBackend, tmp_path: Path, calm: Finished
 ) -> None:
     path = tmp_path / "c.pt"
-    finished = run_until_no_other_is_lost(cpus, tmp_path, 3, [("0", "save", 1)], save=str(path), **SHARDED)
+    finished = Chaos(cpus, tmp_path / "job", devices=3).run(faults=[("0", "save", 1)], save=str(path), **SHARDED)
     assert struck(finished.folder) == 1
     assert_undisturbed(finished, calm)
     assert path.exists()
@@ -130,7 +120,7 @@ def test_stopped_and_resumed_on_fewer_devices(
     cpus: LocalBackend, tmp_path: Path, calm: Finished, resumed_as: str
 ) -> None:
     stopped = Chaos(cpus, tmp_path / "job", devices=4).run_held([Strike(4, "end")], **SHARDED)
-    (checkpoint,) = (stopped.folder / "checkpoints").iterdir()
+    (checkpoint,) = (stopped.folder / "checkpoints").glob("step-*.pt")
     finished = Chaos(cpus, tmp_path / "job", devices=3).run(
         resume_from=checkpoint, **SHARDED | {"sharding": resumed_as}
     )
@@ -141,7 +131,7 @@ def test_stopped_and_resumed_on_fewer_devices(
 def test_automatic_checkpoints_hold_all_of_the_state(cpus: LocalBackend, tmp_path: Path, calm: Finished) -> None:
     finished = Chaos(cpus, tmp_path / "job", devices=3).run(checkpoint_every=4, **SHARDED)
     assert_undisturbed(finished, calm)
-    newest = max((finished.folder / "checkpoints").iterdir())
+    newest = max((finished.folder / "checkpoints").glob("step-*.pt"))
     again = Chaos(cpus, tmp_path / "job", devices=2).run(resume_from=newest, **SHARDED | {"sharding": "none"})
     assert again.out().splitlines() == calm.out().splitlines(), again.failure
 

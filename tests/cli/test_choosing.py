@@ -21,8 +21,8 @@ __all__ = ["start"]
 
 
 def steps_of(job: Job) -> list[int]:
-    found: list[int] = job.status()["checkpoints"]
-    return found
+    result: list[int] = job.status()["checkpoints"]
+    return result
 
 
 def damage(path: Path) -> None:

@@ -21,8 +21,8 @@ def simulate(folder: Path, *more: str) -> dict:
     arguments = ["simulate", str(trace), "--throughputs", str(table), "--devices", "v100:1,k80:1", "--costs", "none"]
     result = runner.invoke(app, [*arguments, "--policy", "las", "--json", *more])
     assert result.exit_code == 0, (result.output, result.exception)
-    found = json.loads(result.stdout)["policies"]["las"]["jobs"]
-    return {job["id"]: job for job in found}
+    jobs = json.loads(result.stdout)["policies"]["las"]["jobs"]
+    return {job["id"]: job for job in jobs}
 
 
 JOBS = ((720, 0), (90, 400))

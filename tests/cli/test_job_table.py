@@ -7,11 +7,12 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.test_jobs import run_verb
-from virtualflow.cli.job_table import duration, fact_table, job_table, views_of
+from virtualflow.cli.job_table import duration, fact_table, job_table, speed_table, views_of
 from virtualflow.cli.screen import screen
 from virtualflow.core.job_state import JobState
 from virtualflow.core.job_view import JobView
@@ -68,14 +69,34 @@ def test_wide_has_every_column_in_one_line() -> None:
         assert cell in row
 
 
-def test_facts_show_times_as_times() -> None:
+def facts_printed(facts: dict[str, Any]) -> str:
     out = io.StringIO()
-    screen(file=out, width=80).print(fact_table(a_view().to_json()))
-    text = out.getvalue()
+    screen(file=out, width=80).print(fact_table(facts))
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def test_facts_show_times_as_times() -> None:
+    text = facts_printed(a_view().to_json())
     assert re.search(r"submitted +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", text)
     assert re.search(r"run +1:01", text)
     assert "1800000000" not in text
     assert "1.8e+09" not in text
+
+
+def test_facts_show_metrics_by_name_and_what_each_device_uses() -> None:
+    use = {"0": {"cpu_cores": 0.98, "memory_bytes": 412 << 20, "accelerator_bytes": 3 << 30}}
+    facts = a_view(metrics={"accuracy": 0.91, "recall": 0.5}).to_json() | {"use": use}
+    text = facts_printed(facts)
+    assert re.search(r"metrics +accuracy=0.91 recall=0.5\n", text)
+    assert re.search(r"on 0 +virtual nodes 0 1 2 3 · 98% CPU · 412 MB · GPU 3.0 GB\n", text)
+    assert re.search(r"on 1 +virtual nodes 4 5 6 7\n", text)
+    assert "{" not in text
+
+
+def test_facts_that_are_empty_are_left_out() -> None:
+    text = facts_printed(a_view(mapping={}).to_json() | {"use": {}})
+    assert not re.search(r"^use ", text, re.M)
+    assert "metrics" not in text
 
 
 @pytest.mark.parametrize(
@@ -127,3 +148,19 @@ def test_clean_asks_for_one_job_too_whatever_its_age(two_jobs: Path, monkeypatch
         code, words = run_verb("clean", "1117-aaaa")
         assert (code, "Remove these 1 job(s)" in words) == (0, True), words
         assert sorted(path.name for path in (two_jobs / "jobs").iterdir()) == left
+
+
+def test_the_speed_table_shows_what_was_measured_beside_what_was_predicted() -> None:
+    seen = {"devices": {"P100": 2}, "waves": {"P100": 4}, "steps": 40, "step_seconds": 0.5}
+    speed = {
+        "source": "its own steps",
+        "unseen": ["K80"],
+        "measured": [seen | {"predicted_step_seconds": 0.512}],
+        "predicted": [{"devices": {"P100": 2, "K80": 1}, "step_seconds": 0.41, "deviation_seconds": 0.2}],
+    }
+    out = io.StringIO()
+    screen(file=out, width=80).print(speed_table(speed))
+    text = out.getvalue()
+    assert "from its own steps; of K80 nothing is known" in text
+    assert re.search(r"P100:2, at most 4/P100 .* 40 steps +0.5 s +0.512 s", text)
+    assert re.search(r"P100:2,K80:1 +0.41 ± 0.2 s", text)

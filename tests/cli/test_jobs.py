@@ -189,9 +189,9 @@ def running(shared_home: Path) -> Iterator[Seen]:
                 "logs": run_verb("logs", job.id),
                 "narrow": narrow_status(job.id),
             }
-            found = seen(job, **verbs)
-            assert all(map(alive, found.processes.values()))
-        yield found
+            result = seen(job, **verbs)
+            assert all(map(alive, result.processes.values()))
+        yield result
 
 
 @pytest.fixture(scope="module")

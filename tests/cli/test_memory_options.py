@@ -45,7 +45,7 @@ def test_devices_have_memory_by_option_or_device_file(tmp_path: Path) -> None:
     contents = device_files.read_file(file)
     assert device_files.of_type("V100", contents, None, 1.0) is None  # it is no emulated one
     assert device_files.of_type("old", contents, None, 1.0) is not None
-    with pytest.raises(ConfigError, match="there is no device type P100. There are V100, old, cpu"):
+    with pytest.raises(ConfigError, match=r"there is no device type P100\. There are V100, old, cpu"):
         device_memory("P100=1GB", None, types)
     file.write_text("[device.V100]\nmemory = 16\n")
     with pytest.raises(ConfigError, match='such as memory = "16GB"'):

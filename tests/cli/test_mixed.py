@@ -156,10 +156,10 @@ def profile(profiled: Path) -> dict[str, Any]:
 
 
 def test_a_profile_has_a_measured_time_and_memory_for_each_node_size(profile: dict[str, Any]) -> None:
-    (found,) = profile["profiles"]
-    assert [point["node_size"] for point in found["points"]] == [1, 2, 3, 4, 6]
-    assert all(point["low"] <= point["seconds"] <= point["high"] for point in found["points"])
-    assert all(point["peak_bytes"] > 0 for point in found["points"])
+    (result,) = profile["profiles"]
+    assert [point["node_size"] for point in result["points"]] == [1, 2, 3, 4, 6]
+    assert all(point["low"] <= point["seconds"] <= point["high"] for point in result["points"])
+    assert all(point["peak_bytes"] > 0 for point in result["points"])
 
 
 def test_an_emulated_device_is_profiled_as_no_faster_than_what_it_stands_for(profile: dict[str, Any]) -> None:

@@ -43,8 +43,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
             patch.setenv("VF_HOME", str(folder / "here"))
             patch.setenv("VF_CLUSTER", (service.home / "cluster" / "address").read_text().strip())
             patch.setenv("VF_TOKEN_FILE", str(service.home / "cluster" / "token"))
-            found = from_here(service, folder)
-        yield found
+            result = from_here(service, folder)
+        yield result
     finally:
         service.close()
 

@@ -43,10 +43,10 @@ def test_json_has_the_figures_of_each_policy(trace: Path) -> None:
     arguments = ("simulate", trace, "--devices", "V100:8", "--policy", "wfs", "--policy", "priority", "--json")
     report = json.loads(invoke(*arguments))["policies"]
     assert list(report) == ["wfs", "priority"]
-    for found in report.values():
-        assert set(found) >= FIGURES
-        assert [job["id"] for job in found["jobs"]] == [str(n) for n in range(12)]
-        assert all(job["arrival_seconds"] <= job["start_seconds"] < job["end_seconds"] for job in found["jobs"])
+    for result in report.values():
+        assert set(result) >= FIGURES
+        assert [job["id"] for job in result["jobs"]] == [str(n) for n in range(12)]
+        assert all(job["arrival_seconds"] <= job["start_seconds"] < job["end_seconds"] for job in result["jobs"])
     assert invoke(*arguments) == invoke(*arguments)
 
 
@@ -57,8 +57,8 @@ def test_policies_stand_side_by_side_with_intervals(trace: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["las", "las-mixed", "las-mixed-columns", "water-filling"])
 def test_a_cluster_of_one_machine_may_lose_it(trace: Path, policy: str) -> None:
-    found = invoke("simulate", trace, "--policy", policy, "--machine-failures", "2", "--devices", "V100:8", "--json")
-    assert len(json.loads(found)["policies"][policy]["jobs"]) == len(json.loads(trace.read_text())["jobs"])
+    result = invoke("simulate", trace, "--policy", policy, "--machine-failures", "2", "--devices", "V100:8", "--json")
+    assert len(json.loads(result)["policies"][policy]["jobs"]) == len(json.loads(trace.read_text())["jobs"])
 
 
 def embedded(page: Path) -> Any:

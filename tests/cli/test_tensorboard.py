@@ -27,12 +27,12 @@ def test_scalars_come_by_step(vf_home: Path, tmp_path: Path) -> None:
     done = vf("tensorboard", "job", "-o", str(tmp_path / "board"))
     assert done.returncode == 0, done.stderr
     (file,) = (tmp_path / "board" / "job").iterdir()
-    found = [
+    result = [
         (value.tag, event.step, value.simple_value)
         for event in map(records.Event.FromString, _frames(file.read_bytes()))
         for value in event.summary.value
     ]
-    assert found == [
+    assert result == [
         *[
             (name, step, value)
             for step in range(3)

@@ -87,6 +87,16 @@ def test_explain_shows_mapping_waves_and_shards() -> None:
     assert scattered["devices"][0]["virtual_nodes"] == [1, 2]
 
 
+def test_explain_says_what_finer_virtual_nodes_would_bring() -> None:
+    """On 5 devices, 8 virtual nodes take as long as on 4."""
+    words = "explain", "--devices", "5", "--batch-size", "80", "--virtual-nodes"
+    finer = json.loads(invoke(*words, "8", "--json"))["finer"]
+    assert [(each["virtual_nodes"], each["most_examples"]) for each in finer] == [(8, 20), (40, 16)]
+    assert [round(each["longer"], 2) for each in finer] == [0.25, 0.0]
+    assert "with 40 virtual nodes" in " ".join(invoke(*words, "8").split())
+    assert "Finer" not in invoke(*words, "10")
+
+
 def test_explain_refuses_what_a_job_would_refuse() -> None:
     with pytest.raises(VirtualFlowError, match="Use at most 2 devices"):
         runner.invoke(

@@ -66,9 +66,9 @@ def test_a_static_job_gets_all_that_it_lacks_before_those_that_wait_or_nothing()
 def test_what_a_job_gets_back_counts_when_the_next_in_line_is_promised_a_time() -> None:
     brain = scheduler(registry.make("fifo", Options(backfill=True)), "V100:5")
     big, small = job("big", 5, 1.0), dataclasses.replace(job("small", 1, 2.0), steps=50.0)
-    found = JobsRestored(5.0, ((job("lacks", 3), devices(0)),), (big, small))
+    result = JobsRestored(5.0, ((job("lacks", 3), devices(0)),), (big, small))
     # "big" can have all when "lacks" ends, with the three that it has then; "small" is through before that.
-    assert brain.handle(found) == [ReallocateJob("lacks", devices(0, 1, 2)), StartJob("small", devices(3))]
+    assert brain.handle(result) == [ReallocateJob("lacks", devices(0, 1, 2)), StartJob("small", devices(3))]
 
 
 def test_a_new_priority_counts_at_once_for_running_and_for_waiting_jobs() -> None:
@@ -94,8 +94,8 @@ def test_a_new_priority_counts_at_once_for_running_and_for_waiting_jobs() -> Non
 @pytest.mark.parametrize("policy", ALL)
 def test_jobs_that_are_found_keep_their_devices_and_others_share_the_rest(policy: str) -> None:
     brain = scheduler(registry.make(policy))
-    found = JobsRestored(5.0, ((job("runs", 2), devices(3, 1)),), (job("waits", 2, 1.0),))
-    assert brain.handle(found) == [StartJob("waits", devices(0, 2))]
+    result = JobsRestored(5.0, ((job("runs", 2), devices(3, 1)),), (job("waits", 2, 1.0),))
+    assert brain.handle(result) == [StartJob("waits", devices(0, 2))]
     assert brain.jobs["runs"].devices == devices(1, 3)
     assert brain.handle(JobEnded(6.0, "runs")) == []
     assert brain.snapshot().idle == 2

@@ -25,8 +25,8 @@ def plugged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(code[1].splitlines()) <= 30
     (tmp_path / "even.py").write_text(code[1])
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = EntryPoints([EntryPoint("even", "even:Even", registry.GROUP)])
-    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    result = EntryPoints([EntryPoint("even", "even:Even", registry.GROUP)])
+    monkeypatch.setattr(registry, "entry_points", lambda group: result)
 
 
 @pytest.mark.usefixtures("plugged_in")

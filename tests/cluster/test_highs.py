@@ -50,12 +50,12 @@ def by_scipy(program: LinearProgram) -> float:
 
 
 def check(program: LinearProgram) -> None:
-    found, objective = max_min(program), by_scipy(program)
-    assert found.objective == pytest.approx(objective, rel=1e-6, abs=1e-7)
-    values = np.bincount(program.job, program.value * found.shares, minlength=program.jobs)
+    result, objective = max_min(program), by_scipy(program)
+    assert result.objective == pytest.approx(objective, rel=1e-6, abs=1e-7)
+    values = np.bincount(program.job, program.value * result.shares, minlength=program.jobs)
     assert values.min() == pytest.approx(objective, rel=1e-6, abs=1e-7)
-    assert (np.bincount(program.job, found.shares) <= 1 + 1e-7).all()
-    assert (found.shares @ program.usage <= program.capacity + 1e-6).all()
+    assert (np.bincount(program.job, result.shares) <= 1 + 1e-7).all()
+    assert (result.shares @ program.usage <= program.capacity + 1e-6).all()
 
 
 @settings(max_examples=200, deadline=None)
@@ -116,9 +116,9 @@ def test_only_jobs_that_hold_the_level_down_have_a_price() -> None:
 
 def test_fixed_values_are_kept_and_the_others_share_the_rest() -> None:
     program = LinearProgram(3, np.arange(3), np.ones(3), np.ones((3, 1)), np.array([2.0]))
-    found = highs.solve(program, np.array([0.2, np.nan, np.nan]))
-    assert found.level == pytest.approx(0.9)
-    assert found.shares[0] >= 0.2 - 1e-9
+    result = highs.solve(program, np.array([0.2, np.nan, np.nan]))
+    assert result.level == pytest.approx(0.9)
+    assert result.shares[0] >= 0.2 - 1e-9
 
 
 def test_the_start_loads_devices_evenly() -> None:

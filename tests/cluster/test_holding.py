@@ -59,8 +59,8 @@ def test_one_that_nothing_holds_waits_and_holds_up_nobody(policy: str) -> None:
     brain.tell(JobArrived(0.0, staged("huge", 2, priority=9)), JobArrived(0.0, made("modest", 2)))
     assert brain.counts() == {"huge": 0, "modest": 2}
     assert (
-        "even spread over 4 devices it needs one of at least 4 bytes, and the largest here has 3 bytes"
-        == brain.brain.why_too_large("huge")
+        brain.brain.why_too_large("huge")
+        == "even spread over 4 devices it needs one of at least 4 bytes, and the largest here has 3 bytes"
     )
     brain.tell(JobChanged(0.0, staged("huge", 2, MemoryNeeds((1, 1, 1, 1), copies=1))))
     assert brain.counts()["huge"] > 0

@@ -53,16 +53,16 @@ class Driven:
 
     def tell(self, *events: Event) -> list[Action]:
         """The actions of some events, and of the rounds of an hour after them."""
-        found: list[Action] = []
+        result: list[Action] = []
         for event in events:
             self.now = max(self.now, event.seconds)
-            found += self._handle(replace(event, seconds=self.now))
+            result += self._handle(replace(event, seconds=self.now))
         until = self.now + 3600
         while (due := min((seconds for seconds in self.wakes if seconds <= until), default=None)) is not None:
             self.wakes.remove(due)
             self.now = max(self.now, due)
-            found += self._handle(Woken(self.now))
-        return found
+            result += self._handle(Woken(self.now))
+        return result
 
     def _handle(self, event: Event) -> list[Action]:
         actions = self.brain.handle(event)
@@ -179,9 +179,9 @@ def test_of_two_types_one_alone_may_not_meet_a_minimum(policy: str) -> None:
     """Those that mix types put it on both; the others let it wait, and nobody waits with it."""
     driven = Driven(policy, "V100:2,K80:2")
     driven.tell(JobArrived(0.0, made("greedy", 3, min=3, priority=9)), JobArrived(0.0, made("modest", 1)))
-    found = driven.counts()
-    assert found["greedy"] in (0, 3)
-    assert found["modest"] == 1
+    result = driven.counts()
+    assert result["greedy"] in (0, 3)
+    assert result["modest"] == 1
 
 
 @pytest.mark.parametrize("policy", [*ELASTIC, *STATIC])
@@ -210,8 +210,8 @@ def test_a_raised_minimum_counts_for_running_jobs(policy: str) -> None:
 def test_a_job_that_is_found_on_less_than_its_minimum_waits(policy: str) -> None:
     brain = scheduler(registry.make(policy))
     brain.handle(DevicesLost(0.0, devices(3)))
-    found = JobsRestored(1.0, ((replace(job("greedy", 4), min=4), devices(0, 1)),), (job("modest", 1, 1.0),))
-    actions = brain.handle(found)
+    result = JobsRestored(1.0, ((replace(job("greedy", 4), min=4), devices(0, 1)),), (job("modest", 1, 1.0),))
+    actions = brain.handle(result)
     assert SuspendJob("greedy") in actions
     assert [action.job_id for action in actions if isinstance(action, StartJob)] == ["modest"]
 

@@ -49,9 +49,9 @@ def test_shares_add_up_and_stay_between_one_and_the_demand(made: list[Claim], mo
 @settings(deadline=None)
 @given(claims, st.integers(0, 40))
 def test_of_equal_demands_the_larger_weight_gets_no_less(made: list[Claim], more: int) -> None:
-    found = list(zip(made, largest_remainder(made, len(made) + more), strict=True))
-    for one, count in found:
-        assert all(count >= other_count for other, other_count in found
+    result = list(zip(made, largest_remainder(made, len(made) + more), strict=True))
+    for one, count in result:
+        assert all(count >= other_count for other, other_count in result
                    if other.demand == one.demand and other.weight < one.weight)  # fmt: skip
 
 

@@ -27,10 +27,10 @@ def test_nodes_of_one_size_end_as_early_as_any_mapping_allows(times: list[int], 
     devices = tuple(f"t{place}:0" for place in range(len(times)))
     known = speeds(**{f"t{place}": float(seconds) for place, seconds in enumerate(times)})
     sizes = [1] * (len(devices) + more)
-    found = balanced(spread(len(sizes), devices), devices, sizes, known)
+    result = balanced(spread(len(sizes), devices), devices, sizes, known)
     every = (Mapping(owners) for owners in itertools.product(devices, repeat=len(sizes)))
     best = min(known.slowest(mapping, sizes) for mapping in every if set(mapping.devices) == set(devices))
-    assert known.slowest(found, sizes) == pytest.approx(best)
+    assert known.slowest(result, sizes) == pytest.approx(best)
 
 
 @settings(deadline=None)
@@ -40,19 +40,19 @@ def test_alike_devices_get_what_an_even_split_gives_them(virtual_nodes: int, cou
     for count in counts:
         devices = tuple(str(number) for number in range(min(count, virtual_nodes)))
         even = rebalance(mapping, devices)
-        found = balanced(mapping, devices, [1] * virtual_nodes, Speeds())
-        assert sorted(Counter(found.devices).values()) == sorted(Counter(even.devices).values())
-        moved = sum(a != b for a, b in zip(found.devices, mapping.devices, strict=True))
+        result = balanced(mapping, devices, [1] * virtual_nodes, Speeds())
+        assert sorted(Counter(result.devices).values()) == sorted(Counter(even.devices).values())
+        moved = sum(a != b for a, b in zip(result.devices, mapping.devices, strict=True))
         assert moved == sum(a != b for a, b in zip(even.devices, mapping.devices, strict=True))
-        mapping = found
+        mapping = result
 
 
 def test_a_node_goes_nowhere_where_it_does_not_fit() -> None:
     profiles = {"big": Profile("big", (Point(8, 1.0),)), "small": Profile("small", (Point(2, 0.01),))}
     known = Speeds(Workload("w", profiles))
-    found = balanced(spread(5, ("big:0",)), ("big:0", "small:0"), [8, 8, 2, 2, 2], known)
-    assert found.devices[:2] == ("big:0", "big:0")
-    assert "small:0" in found.devices
+    result = balanced(spread(5, ("big:0",)), ("big:0", "small:0"), [8, 8, 2, 2, 2], known)
+    assert result.devices[:2] == ("big:0", "big:0")
+    assert "small:0" in result.devices
     with pytest.raises(MappingError, match="memory"):
         balanced(spread(2, ("small:0",)), ("small:0",), [8, 8], known)
 

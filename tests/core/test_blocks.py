@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from virtualflow.core import blocks
 from virtualflow.core.blocks import Block, cut, place
+from virtualflow.core.mapping import Mapping
 from virtualflow.errors import MappingError
 
 
@@ -55,6 +56,15 @@ def test_devices_hold_and_send_equal_parts(devices: int, copies: int) -> None:
     assert {held[device] for device in range(devices)} == {840 * min(copies, devices) // devices}
     spoken_for = Counter(holders[0] for holders in placed)
     assert max(spoken_for.values()) - min(spoken_for[device] for device in range(devices)) <= 840 // devices
+
+
+def test_parts_follow_speed_by_type_and_memory() -> None:
+    alike = Mapping(("0", "0", "0", "1", "1", "2", "2", "2"))
+    assert blocks.shares(("0", "1", "2"), alike) == pytest.approx([1 / 3] * 3), "a node more is no speed"
+    mixed = Mapping(("V100:0", "V100:0", "V100:0", "P100:0", "P100:1"))
+    assert blocks.shares(("V100:0", "P100:0", "P100:1"), mixed) == pytest.approx([0.6, 0.2, 0.2])
+    assert blocks.shares(("0", "1"), Mapping(("0", "1")), [10, 30]) == pytest.approx([0.25, 0.5])
+    assert blocks.shares(("0", "1"), Mapping(("0", "1")), [10, 0]) == pytest.approx([0.5, 0.5]), "not all known"
 
 
 def test_no_two_deaths_lose_a_block_of_three_copies() -> None:

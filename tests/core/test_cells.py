@@ -82,6 +82,26 @@ def test_1f1b_on_a_pipeline_is_the_textbooks(depth: int, nodes: int) -> None:
         assert [(run.direction, run.node) for run in order[str(stage)]] == expected
 
 
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_order_of_a_pipeline_does_not_depend_on_how_many_stages_its_devices_run(kind: str) -> None:
+    """Else a device that has more of them, because they are short, would be waited for where it is long done."""
+    even, uneven = (orders(Cells((tuple(route),) * 8), kind, range(8)) for route in ("abcd", "abbbcddd"))
+
+    def passes(runs: list[CellRun]) -> list[tuple[str, int]]:
+        return list(dict.fromkeys((run.direction, run.node) for run in runs))
+
+    assert {device: passes(runs) for device, runs in even.items()} == {d: passes(runs) for d, runs in uneven.items()}
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=9), st.integers(1, 24), st.sampled_from(SCHEDULES))
+def test_what_is_known_of_pipelines_is_what_the_scheduler_finds(counts: list[int], nodes: int, kind: str) -> None:
+    route = tuple(str(device) for device, count in enumerate(counts) for _ in range(count))
+    cells = Cells((route,) * nodes)
+    found = {device: [timed.run for timed in line] for device, line in timeline(cells, kind).items()}
+    assert orders(cells, kind, range(nodes)) == found
+
+
 @pytest.mark.parametrize("nodes", [4, 8])
 def test_1f1b_holds_as_many_activations_as_the_way_is_long_and_gpipe_those_of_all(nodes: int) -> None:
     cells = pipelines(4, nodes, "abcd")

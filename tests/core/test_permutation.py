@@ -43,9 +43,9 @@ def test_epochs_follow_each_other_in_steps() -> None:
         return Epoch(number, np.arange(5 + number), (2,))
 
     steps = PassAfterPass(9, plan)
-    found = [(batch.epoch, batch.step, batch.shards[0].tolist()) for batch in map(steps.batch, range(9))]
-    assert found[:4] == [(0, 0, [0, 1]), (0, 1, [2, 3]), (0, 2, [4]), (1, 3, [0, 1])]
-    assert [epoch for epoch, _, _ in found] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    result = [(batch.epoch, batch.step, batch.shards[0].tolist()) for batch in map(steps.batch, range(9))]
+    assert result[:4] == [(0, 0, [0, 1]), (0, 1, [2, 3]), (0, 2, [4]), (1, 3, [0, 1])]
+    assert [epoch for epoch, _, _ in result] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert steps.batch(0).shards[0].tolist() == [0, 1]  # a replay may look back
 
 

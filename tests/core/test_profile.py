@@ -82,8 +82,8 @@ def test_a_file_whose_facts_alone_say_so_is_understood(facts: dict[str, object],
     contents = profiles.to_json(workload(replace(FOUR, facts=facts)))
     for entry in contents["profiles"]:
         del entry["ended_by"], entry["void"]
-    found = profiles.from_json(contents, "a file").profiles["V100"]
-    assert (found.ended_by, bool(found.void)) == (ended_by, void)
+    result = profiles.from_json(contents, "a file").profiles["V100"]
+    assert (result.ended_by, bool(result.void)) == (ended_by, void)
 
 
 def test_vf_solve_tells_what_fits_from_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -311,21 +311,43 @@ def test_all_workers_lost_is_the_end() -> None:
     assert end == AbandonJob("all workers were lost")
 
 
-def test_one_who_has_not_noticed_a_broken_group_is_killed() -> None:
-    roster = running("0123")
-    for device in "013":
-        assert roster.handle(LossReported(device, 0), 100.0) == []
-    assert roster.handle(TimePassed(), 102.5) == []
-    assert roster.handle(TimePassed(), 103.5) == [KillWorker("2")]  # a tenth of the patience
-    assert published(roster.handle(WorkerGone("2"), 103.6)).devices == ("0", "1", "3")
-
-
 def test_a_group_that_broke_with_nobody_missing_is_formed_again() -> None:
     roster = running("012")
     for device in "012":
         roster.handle(LossReported(device, 0), 0.0)
-    new = published(roster.handle(TimePassed(), 4.0))
+    new = published(roster.handle(TimePassed(), 0.1))  # nobody else is to be waited for
     assert (new.cause, new.devices) == ("loss", ("0", "1", "2"))
+    assert not all_formed(roster)
+    assert roster.failures == 0
+
+
+def test_one_who_has_not_noticed_a_broken_group_is_killed_if_another_one_can_not_be_formed_either() -> None:
+    roster = running("0123")
+    for device in "013":
+        assert roster.handle(LossReported(device, 0), 100.0) == []
+    assert roster.handle(TimePassed(), 102.5) == []
+    again = published(roster.handle(TimePassed(), 103.5))  # after a tenth of the patience
+    assert again.devices == ("0", "1", "2", "3")
+    assert roster.handle(TimePassed(), 110.0) == []
+    for device in "013":
+        roster.handle(LossReported(device, again.number), 133.5)
+    assert roster.handle(TimePassed(), 137.0) == [KillWorker("2")]
+    assert published(roster.handle(WorkerGone("2"), 137.1)).devices == ("0", "1", "3")
+
+
+def test_one_who_notices_late_that_a_group_is_broken_is_left_alone() -> None:
+    roster = running("0123")
+    new = published(roster.handle(WorkerGone("2"), 100.0))
+    for device in "13":  # they have had no patience left to wait for it in the new group
+        roster.handle(LossReported(device, new.number), 110.0)
+    roster.handle(LossReported("0", 0), 110.0)
+    again = published(roster.handle(TimePassed(), 110.1))
+    assert again.devices == ("0", "1", "3")
+    for device in "13":
+        roster.handle(LossReported(device, again.number), 123.5)
+    assert roster.handle(TimePassed(), 123.6) == []
+    roster.handle(LossReported("0", 0), 124.0)  # it still was in the first one
+    assert published(roster.handle(TimePassed(), 127.0)).devices == ("0", "1", "3")
 
 
 def test_one_who_is_busy_while_a_known_loss_is_repaired_is_left_alone() -> None:
@@ -335,10 +357,13 @@ def test_one_who_is_busy_while_a_known_loss_is_repaired_is_left_alone() -> None:
         roster.handle(LossReported(device, 0), 0.01)
     for second in range(1, 20):
         assert roster.handle(TimePassed(), float(second)) == []
-    # Only when the others' patience with the new group has ended is it late.
+    # Only when the others' patience with two new groups has ended is it late.
     for device in "12":
         roster.handle(LossReported(device, new.number), 30.0)
-    assert roster.handle(TimePassed(), 33.5) == [KillWorker("3")]
+    again = published(roster.handle(TimePassed(), 33.5))
+    for device in "12":
+        roster.handle(LossReported(device, again.number), 63.5)
+    assert roster.handle(TimePassed(), 67.0) == [KillWorker("3")]
 
 
 def test_a_joiner_that_is_late_for_the_state_is_killed_and_the_others_go_on() -> None:
@@ -347,8 +372,9 @@ def test_a_joiner_that_is_late_for_the_state_is_killed_and_the_others_go_on() ->
     roster.handle(JoinerReady("2"), 0.0)
     for device in "01":
         roster.handle(LossReported(device, 0), 30.0)  # they have not changed yet
-    assert roster.handle(TimePassed(), 33.5) == [KillWorker("2")]
-    assert published(roster.handle(WorkerGone("2"), 33.6)).devices == ("0", "1")
+    actions = roster.handle(TimePassed(), 33.5)
+    assert KillWorker("2") in actions
+    assert published(actions).devices == ("0", "1")
 
 
 def test_one_whose_script_has_ended_is_not_taken_for_late() -> None:

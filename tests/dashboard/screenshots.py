@@ -48,8 +48,8 @@ def _allocation(browser: Any, temporary: Path, policy: str, picture: Path) -> No
     trace = importers.read(scheduling.TRACES / f"{scheduling.LARGE}.json")
     chosen = scheduling.setting("V100:8", costs.PAPER, "pow2")
     report = temporary / f"{policy}.html"
-    found = compare.compare(trace, [policy], chosen)
-    report.write_text(standalone(simulation.of(found, chosen.pools, trace.source)))
+    result = compare.compare(trace, [policy], chosen)
+    report.write_text(standalone(simulation.of(result, chosen.pools, trace.source)))
     page = browser.new_page(viewport=DESK, color_scheme="light")
     page.goto(report.as_uri())
     page.locator(".box").first.wait_for()

@@ -70,7 +70,7 @@ def blocks(document: Path) -> Iterator[tuple[str, str]]:
 
 def commands(document: Path) -> list[str]:
     """Each as one line, without its comment."""
-    found = []
+    result = []
     for language, text in blocks(document):
         joined = re.sub(r"\s+# .*", "", text.replace("\\\n", " "))
         lines = [line.removeprefix("$ ").rstrip() for line in joined.splitlines() if line.strip()]
@@ -82,8 +82,8 @@ def commands(document: Path) -> list[str]:
             while line.count("'") % 2:  # a quotation goes on in the next line
                 line += " " + lines.pop(0).strip()
             assert line.startswith(PROGRAMS), f"{document.name}: what is {line!r}?"
-            found.append(line)
-    return found
+            result.append(line)
+    return result
 
 
 def is_elsewhere(line: str) -> bool:

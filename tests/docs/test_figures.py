@@ -36,11 +36,11 @@ def test_a_mark_without_figures_is_refused() -> None:
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_results_name_their_machine_and_date(path: Path) -> None:
-    found = json.loads(path.read_text())
-    assert found["section"] == path.stem
-    assert found["date"].startswith("20")
-    assert {"processor", "cores", "torch", "python"} <= found["machine"].keys()
-    assert found["results"]
+    result = json.loads(path.read_text())
+    assert result["section"] == path.stem
+    assert result["date"].startswith("20")
+    assert {"processor", "cores", "torch", "python"} <= result["machine"].keys()
+    assert result["results"]
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,13 @@ ON_DEBIAN = {"bible-kjv", "dataset-fashion-mnist"}  # both in its section main
 
 def hints(command: str) -> set[str]:
     """What the code and the documents tell people to install."""
-    found = set()
+    result = set()
     for path in TEXTS:
         for words in re.findall(
             rf"{command} install ((?:--?[a-z-]+ )*)('[^']+'|[A-Za-z0-9][\w.=-]*)", path.read_text()
         ):
-            found.add(words[1].strip("'").rstrip("."))
-    return found
+            result.add(words[1].strip("'").rstrip("."))
+    return result
 
 
 def test_every_extra_that_is_named_exists() -> None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def block(guide: str, language: str) -> str:
-    (text,) = (text for found, text in blocks(GUIDES / guide) if found == language)
+    (text,) = (text for result, text in blocks(GUIDES / guide) if result == language)
     return text
 
 

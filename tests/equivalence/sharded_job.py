@@ -80,8 +80,10 @@ if options["optimizer"] == "Muon":
     trained = [parameter for parameter in trained if parameter.dim() == 2]
 optimizer = kind(trained, **options["settings"])
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
-average = torch.optim.swa_utils.AveragedModel(model)
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=3) if options["scaler"] else None
+averaging = torch.optim.swa_utils.get_swa_multi_avg_fn()  # by lists, as torch chooses on accelerators
+average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=averaging)
+kind_of_device = "cuda" if torch.cuda.is_available() else "cpu"
+scaler = torch.amp.GradScaler(kind_of_device, init_scale=2.0**126, growth_interval=3) if options["scaler"] else None
 
 
 def loss_fn(model: nn.Module, batch: list[Tensor]) -> Tensor:

@@ -63,10 +63,10 @@ def digest() -> Callable[[Result], str]:
     """The digest that a run printed; shows what it printed instead, if it did not."""
 
     def read(result: Result) -> str:
-        found = re.search(r"^digest (\w{64})$", result.stdout, re.MULTILINE)
+        digest = re.search(r"^digest (\w{64})$", result.stdout, re.MULTILINE)
         assert result.returncode == 0, result.stdout + result.stderr
-        assert found, result.stdout + result.stderr
-        return found[1]
+        assert digest, result.stdout + result.stderr
+        return digest[1]
 
     return read
 

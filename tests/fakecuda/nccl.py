@@ -133,6 +133,16 @@ class ProcessGroupNCCL(dist.ProcessGroup):
 
         return self._start(run, outputs[0], inputs)
 
+    def alltoall_base(
+        self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
+    ) -> Work:
+        def run(gloo: Any) -> list[Tensor]:
+            into, sent = host_view(output).clone(), host_view(input).clone()
+            gloo.alltoall_base(into, sent, output_sizes, input_sizes, dist.AllToAllOptions()).wait()
+            return [into]
+
+        return self._start(run, [output], [input])
+
     def barrier(self, opts: Any = None) -> Work:
         def run(gloo: Any) -> list[Tensor]:
             gloo.barrier().wait()

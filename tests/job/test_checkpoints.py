@@ -32,8 +32,8 @@ def damage(path: Path) -> None:
 def test_the_newest_whole_one_counts_and_damaged_ones_are_kept_aside(folder: JobFolder) -> None:
     newest, warnings = folder.automatic_checkpoints()[-1], list[str]()
     damage(newest)
-    found = checkpoints.whole(folder, newest, warnings.append)
-    assert checkpoints.name_of(found) == "step 10"
+    result = checkpoints.whole(folder, newest, warnings.append)
+    assert checkpoints.name_of(result) == "step 10"
     assert newest.with_name(newest.name + ".damaged").exists()
     assert len(warnings) == 1
     assert warnings[0].endswith("The job goes on from step 10.")

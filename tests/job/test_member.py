@@ -18,7 +18,8 @@ from virtualflow.core.job_description import JobDescription
 from virtualflow.core.membership import JobContext
 from virtualflow.errors import CoordinatorLostError, PeerLostError
 from virtualflow.job.member import ORPHANED, Leave, Member
-from virtualflow.job.rendezvous import PostBox, TorchGroup
+from virtualflow.job.posts import PostBox
+from virtualflow.job.rendezvous import TorchGroup
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.wire import Wire
 from virtualflow.job.wire_messages import (

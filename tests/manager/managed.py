@@ -86,14 +86,14 @@ class Service:
 
     def coordinators(self) -> list[int]:
         """The coordinators of all jobs here."""
-        found = []
+        result = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 words = (folder / "cmdline").read_bytes().split(b"\0")
                 mine = f"VF_HOME={self.home}".encode() in (folder / "environ").read_bytes().split(b"\0")
                 if mine and b"virtualflow.job.serve" in words and alive(int(folder.name)):
-                    found.append(int(folder.name))
-        return found
+                    result.append(int(folder.name))
+        return result
 
     def submit(self, script: Path = SCRIPT, *arguments: str, slow: bool = False, **options: Any) -> Managed:
         """Hand in a job; the one of these tests if no script is given."""

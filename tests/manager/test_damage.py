@@ -391,8 +391,8 @@ def test_time_goes_on_after_the_clock_was_set_back(world: World, starts: Starts)
     assert manager.records[second].submitted == 100.0  # as people see it
     jobs = manager.scheduler.jobs
     assert jobs[first].job.arrival_seconds <= jobs[second].job.arrival_seconds  # the first one came first
-    found = world.manager(policy="fifo", clock=clock).scheduler.jobs
-    assert found[first].job.arrival_seconds <= found[second].job.arrival_seconds
+    result = world.manager(policy="fifo", clock=clock).scheduler.jobs
+    assert result[first].job.arrival_seconds <= result[second].job.arrival_seconds
 
 
 def stray_of(manager: Manager, vf_home: Path, name: str) -> JobFolder:

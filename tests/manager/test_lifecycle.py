@@ -154,9 +154,9 @@ def test_no_device_is_left_to_two_jobs_and_none_that_the_cluster_lacks() -> None
     first, second = RUNNING, replace(RUNNING, id="b", devices=("1", "2", "9"))
     beside = replace(RUNNING, id="c", devices=("0",), beside="a")
     paused, pausing = replace(NEW, id="d", state=JobState.PAUSED), replace(RUNNING, id="e", wish=Wish.PAUSE)
-    found = taken_over([first, second, beside, replace(NEW, id="f"), paused, pausing], ["0", "1", "2", "3"])
-    assert [(record.id, record.devices) for record in found.running] == [("a", ("0", "1")), ("b", ("2",))]
-    assert [(record.id, record.devices, record.beside) for record in found.waiting] == [
+    result = taken_over([first, second, beside, replace(NEW, id="f"), paused, pausing], ["0", "1", "2", "3"])
+    assert [(record.id, record.devices) for record in result.running] == [("a", ("0", "1")), ("b", ("2",))]
+    assert [(record.id, record.devices, record.beside) for record in result.waiting] == [
         ("c", (), None),
         ("f", (), None),
     ]

@@ -36,7 +36,7 @@ def test_a_job_that_fits_no_single_device_gets_a_shape_that_holds_it_or_waits(se
     assert (view["state"], len(view["devices"]), view["min"], view["want"]) == ("RUNNING", 3, 3, 3)
     one, two, three = view["devices"]
     assert view["cells"] == [[one] * 4, [one] * 4, [two] * 4, [three] * 4]
-    assert (view["stages"], view["mapping"]) == (4, dict.fromkeys(view["devices"], [0, 1, 2, 3]))
+    assert (view["stages"], view["mapping"]) == (4, {device: [0, 1, 2, 3] for device in view["devices"]})
     assert [worker["stages"] for worker in view["workers"]] == [[0, 1, 2], [0, 2, 3], [1, 3]]
     with pytest.raises(ManagerError, match="has no room on fewer than 3 device"):
         large.ask("resize", devices=2)

@@ -282,8 +282,8 @@ def test_a_framework_that_owns_the_loop_is_not_told_to_write_one() -> None:
     "script", ["digits_resnet.py", "language_model.py", "ports/mnist_vf.py", "ports/gpt_vf.py", "ports/glue_vf.py"]
 )
 def test_a_script_that_is_ported_has_nothing_to_change(script: str) -> None:
-    found = advise((ROOT / "examples" / script).read_bytes(), script)
-    assert [advice for advice in found if advice.severity is not Severity.CHECK] == []
+    result = advise((ROOT / "examples" / script).read_bytes(), script)
+    assert [advice for advice in result if advice.severity is not Severity.CHECK] == []
 
 
 @pytest.mark.parametrize("package", [json, email, torch.utils.data], ids=lambda package: package.__name__)

@@ -14,7 +14,7 @@ from virtualflow.program.capture import take
 from virtualflow.program.manifest import Program
 
 
-def found(folder: Path, **files: str) -> tuple[str, ...]:
+def preloaded(folder: Path, **files: str) -> tuple[str, ...]:
     write(folder, **files)
     taken = take(folder / "train.py")
     taken.write(folder / "snapshot")
@@ -22,7 +22,7 @@ def found(folder: Path, **files: str) -> tuple[str, ...]:
 
 
 def test_imports_at_the_top_of_the_script_and_of_its_modules(tmp_path: Path) -> None:
-    names = found(
+    names = preloaded(
         tmp_path,
         train="import numpy as np, json\nimport torch.nn as nn\nfrom transformers import Trainer, BertConfig\n"
         "import beside\ndef later():\n    import scipy\n",
@@ -40,7 +40,7 @@ def test_the_snapshot_is_read_and_not_what_was_edited_since(tmp_path: Path) -> N
 
 
 def test_a_module_of_the_users_own_is_none_whatever_its_name(tmp_path: Path) -> None:
-    assert found(tmp_path, train="import datasets.words, numpy", datasets__words="") == ("numpy",)
+    assert preloaded(tmp_path, train="import datasets.words, numpy", datasets__words="") == ("numpy",)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_a_module_of_the_users_own_is_none_whatever_its_name(tmp_path: Path) -> 
     ],
 )
 def test_nothing_if_the_program_sets_variables_that_an_import_may_read(tmp_path: Path, setting: str) -> None:
-    assert found(tmp_path, train="import numpy, beside", beside=f"def main():\n    {setting}") == ()
+    assert preloaded(tmp_path, train="import numpy, beside", beside=f"def main():\n    {setting}") == ()
 
 
 def test_variables_that_are_read_later_do_not_count(tmp_path: Path) -> None:
     text = "import os, numpy\nos.environ['TOKENIZERS_PARALLELISM'] = os.environ['HF_HOME']\n"
-    assert found(tmp_path, train=text + "os.environ.update({'WANDB_MODE': 'offline'}, CUDA_X='')") == ("numpy",)
+    assert preloaded(tmp_path, train=text + "os.environ.update({'WANDB_MODE': 'offline'}, CUDA_X='')") == ("numpy",)
 
 
 def test_by_hand_it_is_what_is_named_or_nothing() -> None:

@@ -50,22 +50,22 @@ def test_imports_are_followed_wherever_they_lie_and_run_nothing(tmp_path: Path) 
         space__inner="import not_there",
         single="def broken(:",
     )
-    found = reach(scripts / "train.py", libraries)
-    assert sorted(found.modules) == [
+    result = reach(scripts / "train.py", libraries)
+    assert sorted(result.modules) == [
         "__main__", "beside", "pkg", "pkg.losses", "pkg.models", "pkg.models.net", "pkg.models.parts", "single",
         "space.inner",
     ]  # fmt: skip
     folders = {str(libraries / "pkg"), str(libraries / "space")}
-    assert set(found.trees) == folders | {str(libraries / "single.py"), str(scripts / "beside.py")}
+    assert set(result.trees) == folders | {str(libraries / "single.py"), str(scripts / "beside.py")}
 
 
 def test_a_package_goes_before_folders_of_its_name_as_python_has_it(tmp_path: Path) -> None:
     scripts, library = tmp_path / "scripts", tmp_path / "library"
     write(scripts, train="import pkg.part, json", pkg__data="", json="")
     write(library, pkg__init__="", pkg__part="")
-    found = reach(scripts / "train.py", library)
-    assert found.modules["pkg.part"] == str(library / "pkg" / "part.py")
-    assert found.modules["json"] == str(scripts / "json.py")
+    result = reach(scripts / "train.py", library)
+    assert result.modules["pkg.part"] == str(library / "pkg" / "part.py")
+    assert result.modules["json"] == str(scripts / "json.py")
 
 
 def test_editable_installs_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,12 +81,12 @@ def test_editable_installs_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (packages / "by_link").symlink_to(tmp_path / "project" / "by_link")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "project"), str(packages)])
-    found = reach(tmp_path / "train.py")
-    assert set(found.modules) == {"__main__", "by_finder", "by_finder.part", "by_path", "by_link"}
+    result = reach(tmp_path / "train.py")
+    assert set(result.modules) == {"__main__", "by_finder", "by_finder.part", "by_path", "by_link"}
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path / "project")])
-    found = reach(tmp_path / "train.py")
-    assert found.named == {"by_finder": str(tmp_path / "project" / "by_finder" / "__init__.py")}
-    assert set(found.modules) == {"__main__", "by_finder", "by_finder.part", "by_link"}
+    result = reach(tmp_path / "train.py")
+    assert result.named == {"by_finder": str(tmp_path / "project" / "by_finder" / "__init__.py")}
+    assert set(result.modules) == {"__main__", "by_finder", "by_finder.part", "by_link"}
 
 
 def test_the_commit_is_told_and_whether_files_were_changed(tmp_path: Path) -> None:

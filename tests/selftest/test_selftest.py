@@ -64,13 +64,13 @@ def test_every_promise_is_kept_on_cuda(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_job_that_hangs_is_ended_and_told_of(backend: LocalBackend, tmp_path: Path) -> None:
-    laboratory = trials.Laboratory(backend, tmp_path, "cpu", limit_seconds=3.0)
+    trial_runner = trials.TrialRunner(backend, tmp_path, "cpu", limit_seconds=3.0)
     hold = [(10**6, lambda coordinator: False)]
     arguments = ["mlp", "--virtual-nodes", "8", "--epochs", "1000", "--examples", "512", "--hold", "{place}/hold"]
     with pytest.raises(
         LaunchError, match=r"the job hung: it had not ended after 3 s, \d+ step\(s\) and 0 of 1 interventions"
     ):
-        laboratory.run("train_digits", arguments, 1, hold)
+        trial_runner.run("train_digits", arguments, 1, hold)
 
 
 @pytest.mark.timeout(300)
@@ -132,7 +132,7 @@ class Trial:
         return [1.0]
 
 
-class Laboratory:
+class TrialRunner:
     """Runs nothing: the first jobs, those on one device, end alike, and the others as they are told to."""
 
     def __init__(self, other: Trial | None) -> None:
@@ -145,9 +145,9 @@ class Laboratory:
 
 
 def statuses(other: Trial | None, devices: int) -> dict[str, tuple[str, str]]:
-    checks: Any = Checks(Laboratory(other), devices, QUICK)  # type: ignore[arg-type]
-    found = [check() for promise, check in checks.promises() if "devices: the same" in promise or "killed" in promise]
-    return {check.promise: (check.status, check.detail) for check in found}
+    checks: Any = Checks(TrialRunner(other), devices, QUICK)  # type: ignore[arg-type]
+    result = [check() for promise, check in checks.promises() if "devices: the same" in promise or "killed" in promise]
+    return {check.promise: (check.status, check.detail) for check in result}
 
 
 def test_other_bits_fail_with_the_first_difference() -> None:
@@ -161,13 +161,13 @@ def test_a_job_that_fails_fails_its_promise_with_its_error() -> None:
 
 
 def test_what_nobody_has_thought_of_fails_its_promise_too() -> None:
-    class Broken(Laboratory):
+    class Broken(TrialRunner):
         def run(self, *_: Any, **__: Any) -> Trial:
             raise ZeroDivisionError("a defect")
 
     checks: Any = Checks(Broken(None), 2, QUICK)  # type: ignore[arg-type]
-    found = [check() for _, check in checks.promises()]
-    assert {(check.status, check.detail) for check in found} == {(FAIL, "ZeroDivisionError: a defect")}
+    result = [check() for _, check in checks.promises()]
+    assert {(check.status, check.detail) for check in result} == {(FAIL, "ZeroDivisionError: a defect")}
 
 
 def test_the_counts_are_powers_of_two_and_all_devices() -> None:

@@ -35,8 +35,8 @@ def run(jobs: list[Job], devices: str, check: Any = lambda *_: None, policy: str
     return simulate(jobs, parse_pools(devices), watched, TABLE, price)
 
 
-def starts(found: Run) -> dict[str, float]:
-    return {each.job.id: each.start_seconds for each in found.jobs}
+def starts(run: Run) -> dict[str, float]:
+    return {each.job.id: each.start_seconds for each in run.jobs}
 
 
 def test_a_job_that_would_be_through_but_for_its_boot_does_not_pass() -> None:
@@ -62,20 +62,20 @@ def test_a_long_job_may_take_only_types_that_the_first_in_line_has_no_use_for() 
         Job("first", 1.0, 2, 400.0, "narrow"),
         Job("long", 2.0, 1, 4000.0, "wide"),
     ]
-    found = run(jobs, "V100:2,K80:1", price=costs.NONE)
-    assert starts(found) == {"runs": 0.0, "first": 100.0, "long": 2.0}
-    (long,) = [each for each in found.jobs if each.job.id == "long"]
+    result = run(jobs, "V100:2,K80:1", price=costs.NONE)
+    assert starts(result) == {"runs": 0.0, "first": 100.0, "long": 2.0}
+    (long,) = [each for each in result.jobs if each.job.id == "long"]
     assert long.segments[0].devices == ("K80:0",)
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[Job]:
-    found, seconds = [], 0.0
+    result, seconds = [], 0.0
     for number in range(draw(st.integers(3, 10))):
         seconds += draw(st.sampled_from((0.0, 7.0, 40.0)))
         demand, steps = draw(st.sampled_from((1, 2, 4))), draw(st.sampled_from((20.0, 150.0, 700.0)))
-        found.append(Job(str(number), seconds, demand, steps, draw(st.sampled_from(("wide", "wide", "narrow")))))
-    return found
+        result.append(Job(str(number), seconds, demand, steps, draw(st.sampled_from(("wide", "wide", "narrow")))))
+    return result
 
 
 @pytest.mark.parametrize("policy", ["fifo", "priority"])
@@ -97,8 +97,8 @@ def test_whoever_is_first_in_line_begins_when_those_that_ran_then_make_room(
                 return
             ahead.add(state.id)
 
-    found = run(trace, devices, check, policy)
-    results = {each.job.id: each for each in found.jobs}
+    result = run(trace, devices, check, policy)
+    results = {each.job.id: each for each in result.jobs}
     pools = {pool.device_type: pool.count for pool in parse_pools(devices)}
     for name, (ahead, need) in first.items():
         types = {kind for kind in pools if TABLE.usable(results[name].job, kind)}

@@ -57,9 +57,9 @@ def nothing_is_given_twice_or_to_those_who_cannot_use_it(scheduler: Scheduler, e
 def test_nobody_raises_all_work_is_done_and_twice_the_same(name: str, trial: Trial) -> None:
     policy, options = EVERY[name]
     check = nothing_is_given_twice_or_to_those_who_cannot_use_it
-    found, again = (disturbed.run(trial, registry.make(policy, options), check) for _ in range(2))
-    assert found == again
-    assert {each.job.id for each in found.jobs} == {job.id for job in trial.jobs}
+    result, again = (disturbed.run(trial, registry.make(policy, options), check) for _ in range(2))
+    assert result == again
+    assert {each.job.id for each in result.jobs} == {job.id for job in trial.jobs}
 
 
 def waiting(scheduler: Scheduler) -> list[ScheduledJob]:

@@ -171,17 +171,17 @@ def test_static_policies_keep_their_order_and_never_resize(
             first = list(snapshot.queue)[started.index(False)]
             assert min(first.job.demand, snapshot.devices) > snapshot.devices - sum(after.values())
 
-    found = run(trace, name, check)
-    assert all(job.resizes == 0 for job in found.jobs)
+    result = run(trace, name, check)
+    assert all(job.resizes == 0 for job in result.jobs)
 
 
 @pytest.mark.parametrize("name", STATIC)
 @settings(max_examples=40, deadline=None)
 @given(trace=traces())
 def test_backfill_ends_and_resizes_nobody(name: str, trace: tuple[tuple[Job, ...], tuple[Pool, ...]]) -> None:
-    found = run(trace, name, options=Options(backfill=True))
-    assert {job.job.id for job in found.jobs} == {job.id for job in trace[0]}
-    assert all(job.resizes == 0 for job in found.jobs)
+    result = run(trace, name, options=Options(backfill=True))
+    assert {job.job.id for job in result.jobs} == {job.id for job in trace[0]}
+    assert all(job.resizes == 0 for job in result.jobs)
 
 
 @pytest.mark.parametrize("name", [*ELASTIC, *STATIC])
@@ -193,9 +193,9 @@ def test_jobs_that_cannot_use_every_type_end_too(
     picky = tuple(
         replace(job, workload="resnet50", node_size=256) if chosen.draw(st.booleans()) else job for job in trace[0]
     )  # too large for a K80
-    found = run((picky, parse_pools("K80:3,V100:2")), name, options=Options(backfill=backfill))
-    assert len(found.jobs) == len(picky)
-    for job in found.jobs:
+    result = run((picky, parse_pools("K80:3,V100:2")), name, options=Options(backfill=backfill))
+    assert len(result.jobs) == len(picky)
+    for job in result.jobs:
         if job.job.workload == "resnet50":
             assert all(device.startswith("V100") for each in job.segments for device in each.devices)
 
@@ -203,8 +203,8 @@ def test_jobs_that_cannot_use_every_type_end_too(
 @settings(max_examples=40, deadline=None)
 @given(trace=traces(), failures=failing)
 def test_powers_of_two_end_too(trace: tuple[tuple[Job, ...], tuple[Pool, ...]], failures: Failures) -> None:
-    found = run(trace, "wfs", failures=failures, options=Options(round="pow2"))
-    assert len(found.jobs) == len(trace[0])
+    result = run(trace, "wfs", failures=failures, options=Options(round="pow2"))
+    assert len(result.jobs) == len(trace[0])
 
 
 def test_the_same_bits_in_another_process() -> None:
@@ -219,7 +219,7 @@ for name in ("wfs", "srtf", "priority"):
     print(repr(run(trace, name, failures=Failures(0.5, 0.2, 600.0, 1))))
 """
     root = Path(__file__).parents[2]
-    found = {
+    result = {
         subprocess.run(
             [sys.executable, "-c", program],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])},
@@ -229,5 +229,5 @@ for name in ("wfs", "srtf", "priority"):
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(found) == 1
-    assert found != {b""}
+    assert len(result) == 1
+    assert result != {b""}

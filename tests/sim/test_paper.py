@@ -22,9 +22,9 @@ def setting(rounding: str = "any") -> Setting:
 
 def test_each_static_run_is_met_within_15_percent() -> None:
     measured = json.loads((TRACES / "static-runs.json").read_text())["paper-20-jobs"]
-    found = run(importers.read(TRACES / "paper-20-jobs.json"), "priority", setting())
-    assert len(found.jobs) == len(measured) == 20
-    for job in found.jobs:
+    result = run(importers.read(TRACES / "paper-20-jobs.json"), "priority", setting())
+    assert len(result.jobs) == len(measured) == 20
+    for job in result.jobs:
         assert job.end_seconds - job.start_seconds == pytest.approx(measured[job.job.id], rel=0.15)
 
 

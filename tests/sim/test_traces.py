@@ -14,9 +14,6 @@ from virtualflow.sim import importers
 from virtualflow.sim.generate import PRIORITIES, Recipe, again, generate, per_second
 from virtualflow.sim.trace import Trace, write
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-needs_data = pytest.mark.skipif(not SHARED.exists(), reason="the published traces are not beside the project")
-
 
 def test_a_recipe_always_gives_the_same_trace() -> None:
     assert generate(Recipe(50, "12/h", seed=3)) == generate(Recipe(50, "12/h", seed=3))
@@ -124,17 +121,33 @@ def test_gavels_two_formats(tmp_path: Path) -> None:
     assert (later.demand, later.priority, later.node_size) == (2, 3.0, 32)
 
 
-@needs_data
-@pytest.mark.parametrize(
-    ("path", "jobs"),
-    [
-        ("virtualflow_traces/medium20_12jph.json", 20),
-        ("gavel/generated_vf_like/vf_like_8jph_seed0.trace", 100),
-        ("gavel/traces_msr_seed0/e13805.trace", None),
-        ("pollux/workloads/workload-1.csv", 160),
-        ("tiresias/60_job.csv", 60),
-    ],
-)
-def test_published_traces_are_read(path: str, jobs: int | None) -> None:
-    found = importers.read(SHARED / path)
-    assert jobs is None or len(found.jobs) == jobs
+def test_rows_of_published_traces_are_read(tmp_path: Path) -> None:
+    """Two rows of each, in its own format: id or time of arrival, demand, seconds of work."""
+    published = {
+        "philly": ("timestamp,duration,num_gpus,gpu_time,cluster", "2017-10-09 07:01:55,66.0,1,66.0,11cb48",
+                   "2017-10-09 07:13:03,2951.0,8,2951.0,6214e9"),
+        "pollux": ("name,time,application,num_replicas,batch_size", "cifar10-0,107,cifar10,6,2048",
+                   "deepspeech2-1,110,deepspeech2,6,320"),
+        "tiresias": ("job_id,num_gpu,submit_time,iterations,model_name,duration,interval", "0,1,0,606,vgg19,164,30",
+                     "1,8,30,133,vgg11,147,23"),
+    }  # fmt: skip
+    read = {}
+    for name, lines in published.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+        jobs = importers.read(tmp_path / f"{name}.csv").jobs
+        read[name] = [(job.id, job.arrival_seconds, job.demand, job.steps) for job in jobs]
+    assert read == {
+        "philly": [("0", 0.0, 1, 66.0), ("1", 668.0, 8, 2951.0)],
+        "pollux": [("cifar10-0", 107.0, 6, 0.3 * 3600 / 6), ("deepspeech2-1", 110.0, 6, 3.0 * 3600 / 6)],
+        "tiresias": [("0", 0.0, 1, 164.0), ("1", 30.0, 8, 147.0)],
+    }
+
+
+def test_the_papers_simulation_log_is_read(tmp_path: Path) -> None:
+    header = "job,arrival_s,workload,dataset,global_batch,total_steps,priority"
+    (tmp_path / "simulation.csv").write_text(
+        f"{header}\n0,1,transformer,wmt,65536,1000,1\n1,512,resnet50,imagenet,8192,156,5\n"
+    )
+    first, second = importers.read(tmp_path / "simulation.csv").jobs
+    assert (first.demand, first.virtual_nodes, first.node_size, first.priority) == (16, 32, 2048, 1.0)
+    assert (second.arrival_seconds, second.virtual_nodes, second.node_size, second.steps) == (512.0, 128, 64, 156)

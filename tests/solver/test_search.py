@@ -69,8 +69,8 @@ def best_fixed(workload: Workload, pools: Sequence[Pool], size: int, nodes: int)
         slowest = max(
             load * kind.seconds(size) + kind.update_seconds for load, kind in zip(loads, devices, strict=True)
         )
-        found = (round(slowest + workload.communication.seconds(most, machines), 9), len(devices))
-        best = found if best is None else min(best, found)
+        result = (round(slowest + workload.communication.seconds(most, machines), 9), len(devices))
+        best = result if best is None else min(best, result)
     return best
 
 
@@ -92,8 +92,8 @@ def best_free(workload: Workload, pools: Sequence[Pool], batch: int) -> tuple[fl
         for chosen in itertools.product(*options):
             if sum(examples for examples, _ in chosen) == batch:
                 slowest = max(seconds for _, seconds in chosen)
-                found = (round(slowest + workload.communication.seconds(most, machines), 9), sum(counts))
-                best = found if best is None else min(best, found)
+                result = (round(slowest + workload.communication.seconds(most, machines), 9), sum(counts))
+                best = result if best is None else min(best, result)
     return best
 
 

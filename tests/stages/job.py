@@ -34,8 +34,20 @@ CASE = {
     "hold": None,
     "spared": 1,
     "capacity": None,  # bytes of a CUDA device's memory
-    "peak": False,
+    "loss_scale": None,
 }
+
+
+def warmup(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 6) * 0.97**step)
+
+
+def scaler_from(scale: float | None) -> torch.amp.GradScaler | None:
+    """A GradScaler whose first scales are too large, if *scale* is."""
+    if scale is None:
+        return None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.amp.GradScaler(device, init_scale=scale, growth_interval=3, backoff_factor=2.0**-10)
 
 
 def arm_faults(case: dict[str, Any]) -> None:
@@ -55,6 +67,7 @@ def main() -> None:
         from tests.fakecuda import install
 
         install.set_capacity(torch.cuda.current_device(), case["capacity"])
+    progress = vf.State(best=float("inf"), bad=0)
     trainer = vf.Trainer(
         **MODELS[case["model"]](),
         batch_size=case["batch_size"],
@@ -63,13 +76,21 @@ def main() -> None:
         pipeline=case["pipeline"],
         recompute=case["recompute"],
         seed=3,
+        state=[progress, warmup],
+        grad_scaler=scaler_from(case["loss_scale"]),
     )
     data = examples(case["model"], case["examples"])
     if case["load"]:
         trainer.load(case["load"])
+    schedule = trainer.state[1]
     for _ in trainer.epochs(case["epochs"]):
+        if progress.bad > 1:  # a schedule of the script's own, by hand
+            trainer.optimizer.param_groups[0]["weight_decay"] *= 0.5
         for batch in trainer.batches(data):
-            trainer.step(batch)
+            loss = float(trainer.step(batch))
+            schedule.step()
+            progress.bad += loss > progress.best
+            progress.best = min(loss, progress.best)
             if case["hold"] and Path(case["hold"]).exists():
                 time.sleep(min(1.0, 0.02 * 1.3**trainer.global_step))  # until all that was planned has happened
             if trainer.global_step == case["stop_at"]:
@@ -81,15 +102,14 @@ def main() -> None:
         if case["evaluate"]:
             value = trainer.evaluate(data, METRICS[case["model"]])
             rows = trainer.predict(data)
+            sums = trainer.map(data, lambda output, batch: [float(output.double().sum()), len(batch)])
             if trainer.is_lead:
-                print(value.hex(), float(rows.double().sum()).hex())
+                print(value.hex(), float(rows.double().sum()).hex(), sums)
     if case["export"]:
         trainer.export(Path(case["export"]))
     digest = trainer.digest()
-    if trainer.is_lead and case["peak"]:
-        print(torch.cuda.max_memory_allocated())
     if trainer.is_lead:
-        print(digest)
+        print(progress, schedule.get_last_lr(), digest)
 
 
 main()

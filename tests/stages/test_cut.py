@@ -58,9 +58,9 @@ def trained(**arguments: Any) -> vf.Trainer:
     [
         ({"model": nn.Linear(1, 1)}, "a model is not supported together with stages"),
         ({"reduction": "fast"}, "reduction='fast'"),
-        ({"state": [[1]]}, "state="),
+        ({"state": [nn.Linear(1, 1)]}, "state= holds a Linear"),
+        ({"state": [lambda optimizer: object()]}, "state= holds a object, which has no state_dict"),
         ({"on_gradients": print}, "on_gradients="),
-        ({"grad_scaler": torch.amp.GradScaler("cpu")}, "grad_scaler="),
         ({"backward": lambda loss: loss.backward()}, "backward="),
         ({"sharding": "state"}, "sharding="),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))])}, "optimizer= is a function"),
@@ -221,7 +221,7 @@ def test_several_tensors_may_skip_a_stage() -> None:
         def forward(self, x: tuple[Tensor, ...]) -> Tensor:
             return super().forward(x[0] + x[1]).squeeze(1)
 
-    stages = [First, lambda: Middle(3, 3), lambda: Last(3, 2)]
+    stages = [lambda: First(8), lambda: Middle(3, 3), lambda: Last(3, 2)]
     assert trained(stages=stages).digest() == trained(stages=stages, recompute=True).digest()
 
 

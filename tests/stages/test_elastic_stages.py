@@ -9,7 +9,7 @@ import torch
 
 from tests.chaos.harness import Chaos, Strike
 from tests.conftest import Finished, Launcher
-from tests.stages.test_same_bits_with_stages import JOB, assert_same_bits, run
+from tests.stages.test_same_bits_with_stages import EVERYTHING, JOB, MODELS, assert_same_bits, run
 from virtualflow.backends.local import LocalBackend
 from virtualflow.core.faults import STAGE_POINTS
 
@@ -22,12 +22,15 @@ IN_THE_STEP = (
     "optimizer",
     "after the commit",
 )
+IN_INFERENCE = ("evaluate", "send activations", "receive activations")
 CASE = {"epochs": 4, "copies": 2}
+SHAPES = [(3, 1), (1, 4), (4, 2)]  # a pipeline of three, and so on
 
 
 @pytest.fixture(scope="module")
 def calm(run_on_cpus: Launcher) -> dict[str, Finished]:
-    return {model: run(run_on_cpus, model=model, **CASE) for model in ("gpt", "resnet")}
+    models = MODELS if EVERYTHING else ["gpt", "resnet"]
+    return {model: run(run_on_cpus, model=model, **CASE) for model in models}
 
 
 def struck(finished: Finished) -> int:
@@ -39,14 +42,30 @@ def undisturbed(finished: Finished, calm: Finished) -> None:
     assert_same_bits(calm, finished)
 
 
+@pytest.mark.on_cuda_too(some=["backward", "shadow's update"])
+@pytest.mark.parametrize("model", MODELS if EVERYTHING else ["gpt"])
 @pytest.mark.parametrize("point", [*IN_THE_STEP, *STAGE_POINTS])
-def test_a_worker_killed_in_a_step(cpus: LocalBackend, tmp_path: Path, calm: dict[str, Finished], point: str) -> None:
+def test_a_worker_killed_in_a_step(
+    backend: LocalBackend, tmp_path: Path, calm: dict[str, Finished], point: str, model: str
+) -> None:
     device = "1" if point in ("receive activations", "send gradients") else "0"
-    finished = Chaos(cpus, tmp_path / "job", devices=3, script=JOB).run(
-        faults=[(device, point, 7)], model="gpt", **CASE
-    )
+    chaos = Chaos(backend, tmp_path / "job", devices=3, script=JOB)
+    finished = chaos.run(faults=[(device, point, 7)], model=model, **CASE)
     assert struck(finished) == 1
-    undisturbed(finished, calm["gpt"])
+    undisturbed(finished, calm[model])
+
+
+@pytest.mark.parametrize(("device", "point"), list(zip("201", IN_INFERENCE, strict=True)))
+def test_a_worker_killed_in_an_evaluation(
+    cpus: LocalBackend, run_on_cpus: Launcher, tmp_path: Path, device: str, point: str
+) -> None:
+    """Of two steps, of which the first is made twice, and the evaluation after them."""
+    case = {"model": "gpt", "copies": 2, "examples": 16, "evaluate": True}
+    in_steps = 3 * 4 if point != "evaluate" else 0
+    chaos = Chaos(cpus, tmp_path / "job", devices=3, script=JOB)
+    finished = chaos.run(faults=[(device, point, in_steps + 2)], **case)
+    assert struck(finished) == 1
+    undisturbed(finished, run(run_on_cpus, **case))
 
 
 def test_two_killed_one_after_another(cpus: LocalBackend, tmp_path: Path, calm: dict[str, Finished]) -> None:
@@ -56,10 +75,11 @@ def test_two_killed_one_after_another(cpus: LocalBackend, tmp_path: Path, calm: 
     undisturbed(finished, calm["resnet"])
 
 
-@pytest.mark.parametrize("model", ["gpt", "resnet"])
-def test_a_job_grows_and_shrinks(cpus: LocalBackend, tmp_path: Path, calm: dict[str, Finished], model: str) -> None:
+@pytest.mark.on_cuda_too(some=[])
+@pytest.mark.parametrize("model", MODELS if EVERYTHING else ["gpt", "resnet"])
+def test_a_job_grows_and_shrinks(backend: LocalBackend, tmp_path: Path, calm: dict[str, Finished], model: str) -> None:
     strikes = [Strike(2, "resize", devices=4), Strike(5, "resize", devices=3), Strike(7, "resize", devices=1)]
-    chaos = Chaos(cpus, tmp_path / "job", devices=2, script=JOB)
+    chaos = Chaos(backend, tmp_path / "job", devices=2, script=JOB)
     finished = chaos.run_held(strikes, model=model, **CASE)
     assert chaos.done["resize"] == 3
     undisturbed(finished, calm[model])
@@ -73,8 +93,16 @@ def test_without_copies_a_death_ends_the_job_and_says_what_is_lost(cpus: LocalBa
     assert "stage(s) 0, 1, 2, 3 are on one device each" in finished.err()
 
 
-@pytest.mark.parametrize("model", ["gpt", "resnet"])
-@pytest.mark.parametrize(("first", "then"), [(3, 1), (1, 4), (4, 2)])
+@pytest.mark.on_cuda_too(some=[])
+@pytest.mark.parametrize(
+    ("model", "first", "then"),
+    [
+        (model, *shape)
+        for model in MODELS
+        for shape in SHAPES
+        if EVERYTHING or model == "gpt" or (model, shape) == ("resnet", SHAPES[-1])
+    ],
+)
 def test_a_job_resumed_on_another_shape_ends_with_the_same_bits(
     run_job: Launcher, calm: dict[str, Finished], tmp_path: Path, model: str, first: int, then: int
 ) -> None:

@@ -33,7 +33,8 @@ def test_a_random_series(cpus: LocalBackend, tmp_path: Path, calm: Finished, see
 
 
 @pytest.mark.parametrize(
-    ("point", "device"), [("send state", "0"), ("send state", "1"), ("receive state", "0"), ("receive state", "2")]
+    ("point", "device"),
+    [("send state", "0"), ("send state", "1"), ("receive state", "0"), ("receive state", "2"), ("joining", "3")],
 )
 def test_a_worker_killed_while_stages_move(
     cpus: LocalBackend, tmp_path: Path, calm: Finished, point: str, device: str

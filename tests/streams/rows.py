@@ -77,9 +77,9 @@ class Noting:
 
 def used(folder: Path) -> dict[tuple[int, int, int, int], set[int]]:
     """The numbers that were used, by epoch, step, virtual node and attempt; of a step made again, once."""
-    found: dict[tuple[int, int, int, int], set[int]] = defaultdict(set)
+    result: dict[tuple[int, int, int, int], set[int]] = defaultdict(set)
     for path in folder.glob("used-*"):
         for line in path.read_text().splitlines():
             epoch, step, node, attempt, number = map(int, line.split())
-            found[epoch, step, node, attempt].add(number)
-    return found
+            result[epoch, step, node, attempt].add(number)
+    return result

@@ -69,8 +69,8 @@ def test_compressed_files_are_shards_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [0, 8])
 def test_text_is_opened_in_the_middle(block: int, tmp_path: Path) -> None:
-    expected, found = opened_in_the_middle(vf.text_lines(text(tmp_path), shards=2, block=block), tmp_path)
-    assert found == expected
+    expected, result = opened_in_the_middle(vf.text_lines(text(tmp_path), shards=2, block=block), tmp_path)
+    assert result == expected
 
 
 def test_lines_of_json_are_values(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_what_can_draw_nothing_is_not_seeded_for(block: int, tmp_path: Path) -> 
     around = ReadContext(7, seeds.append, repr)
     path = text(tmp_path, "a.jsonl", [json.dumps({"number": number}) for number in range(20)])
     stream = vf.jsonl(path, shards=2, block=block)
-    found = [row["number"] for row in map(StreamReader(stream, 2, 4, around).__getitem__, range(16))]
-    assert len(set(found)) == 16
+    result = [row["number"] for row in map(StreamReader(stream, 2, 4, around).__getitem__, range(16))]
+    assert len(set(result)) == 16
     assert seeds == []
     list(map(StreamReader(stream.map(str), 2, 4, around).__getitem__, range(16)))
     assert len(set(seeds)) == 16  # that function may draw
@@ -121,8 +121,8 @@ def test_tar_files_are_streams_of_examples(block: int, compressed: bool, tmp_pat
     examples = list(stream)
     assert sorted(example["txt"].decode() for example in examples) == [f"{n}/{m}" for n in range(4) for m in range(10)]
     assert examples[3] == {"__key__": "images/0-3", "txt": b"0/3", "seg.cls": b"3"}
-    expected, found = opened_in_the_middle(stream, tmp_path)
-    assert found == expected
+    expected, result = opened_in_the_middle(stream, tmp_path)
+    assert result == expected
 
 
 def test_tar_files_are_not_cut(tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_documents_are_packed_into_rows(separator: int | None, tmp_path: Path) -
 def test_packed_rows_are_opened_in_the_middle(block: int, tmp_path: Path) -> None:
     packed = vf.pack(documents(tmp_path, block=block), 7, separator=0).counted()
     assert packed.block == block
-    expected, found = opened_in_the_middle(packed, tmp_path)
-    assert [row.tolist() for row in found] == [row.tolist() for row in expected]
-    assert len(found) > 10
+    expected, result = opened_in_the_middle(packed, tmp_path)
+    assert [row.tolist() for row in result] == [row.tolist() for row in expected]
+    assert len(result) > 10
 
 
 def test_what_can_not_be_packed_is_refused(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_an_iterable_dataset_of_hugging_face_is_a_stream(hub: Any, name: str, bl
     dataset = DATASETS[name](table(hub).to_iterable_dataset(num_shards=8))
     stream = vf.hf_stream(dataset, block=block).counted()
     assert sorted(row["number"] for row in stream) == sorted(row["number"] for row in dataset)
-    expected, found = opened_in_the_middle(stream, tmp_path, shard=3)
-    assert found == expected
+    expected, result = opened_in_the_middle(stream, tmp_path, shard=3)
+    assert result == expected
     assert trained(stream, loader_workers=0) == trained(stream, loader_workers=2)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from virtualflow.system.clock import Steady
+from virtualflow.system.clock import SteadyClock
 from virtualflow.testing import FakeClock
 
 
 def test_time_goes_on_from_where_it_was_when_the_clock_is_set_back() -> None:
     clock = FakeClock(1000.0)
-    seconds = Steady(clock)
+    seconds = SteadyClock(clock)
     clock.now = 1010.0
     assert seconds() == 1010.0
     clock.now = 10.0  # set back
@@ -19,6 +19,6 @@ def test_time_goes_on_from_where_it_was_when_the_clock_is_set_back() -> None:
 
 def test_time_follows_a_clock_that_is_set_forward() -> None:
     clock = FakeClock(0.0)
-    seconds = Steady(clock)
+    seconds = SteadyClock(clock)
     clock.now = 5000.0
     assert seconds() == 5000.0

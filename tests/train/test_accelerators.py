@@ -39,8 +39,8 @@ def test_without_an_accelerator_there_is_none() -> None:
 @pytest.mark.parametrize(("visible", "taken"), [("2,GPU-fake-mine-0,9,1", [2, 0]), ("", [])], ids=["some", "none"])
 def test_devices_that_are_hidden_are_not_there(visible: str, taken: list[int]) -> None:
     program = "result = [[each.device_type, each.name, each.identity] for each in accelerators.present()]"
-    found = [["cuda", "Fake GPU", f"cuda-GPU-fake-mine-{index}"] for index in taken]
-    assert on_cuda(program, devices=3, CUDA_VISIBLE_DEVICES=visible, **{fakecuda.MACHINE: "mine"}) == found
+    result = [["cuda", "Fake GPU", f"cuda-GPU-fake-mine-{index}"] for index in taken]
+    assert on_cuda(program, devices=3, CUDA_VISIBLE_DEVICES=visible, **{fakecuda.MACHINE: "mine"}) == result
 
 
 PROGRAM = """
@@ -106,8 +106,8 @@ except Exception as error:
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     """What ``PROGRAM`` found on a machine with two CUDA devices."""
-    found: dict[str, Any] = on_cuda(PROGRAM)
-    return found
+    result: dict[str, Any] = on_cuda(PROGRAM)
+    return result
 
 
 @needs_fake

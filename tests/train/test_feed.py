@@ -24,7 +24,7 @@ from virtualflow.errors import ConfigError
 from virtualflow.job.coordinator import Coordinator
 from virtualflow.train import data
 from virtualflow.train.ahead import Announced, Request
-from virtualflow.train.data import Worth, gathered
+from virtualflow.train.data import AheadBenefit, gathered
 
 HERE = os.getpid()
 
@@ -241,11 +241,11 @@ def test_loading_is_only_begun_elsewhere_when_that_would_have_paid() -> None:
     def after(
         shards: int, loading: float, computing: float, cpu: float, queued: float = 0.0, *, spare_core: bool
     ) -> bool:
-        worth, now = Worth(spare_core=spare_core), 0.0
+        benefit, now = AheadBenefit(spare_core=spare_core), 0.0
         for _ in range(shards):
-            worth.loaded(now, now + loading, cpu, queued)
+            benefit.loaded(now, now + loading, cpu, queued)
             now += loading + computing
-        return worth.proven
+        return benefit.proven
 
     assert not after(100, 0.0001, 0.1, 0.0001, spare_core=True)  # a few tensors
     assert after(10, 0.02, 0.1, 0.02, spare_core=True)

@@ -45,9 +45,9 @@ def test_metrics_are_the_same_on_any_number_of_workers(reduction: Any, loss_fn: 
     alone = results(worker(loss_fn=loss_fn, **options), sizes)
     for devices in (2, 3, NODES):
         workers = [worker(peers, loss_fn, **options) for peers in peers_of(devices)]
-        found = run_together(*(partial(results, each, sizes) for each in workers))
+        result = run_together(*(partial(results, each, sizes) for each in workers))
         steps = 3 if reduction is None else 1  # fast ones are equal up to rounding after that
-        assert [[metrics for _, metrics, _ in one][:steps] for one in found] == [
+        assert [[metrics for _, metrics, _ in one][:steps] for one in result] == [
             [m for _, m, _ in alone][:steps]
         ] * devices
 

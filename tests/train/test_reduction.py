@@ -140,11 +140,11 @@ def test_a_value_that_is_not_finite_is_named(kind: type[Reduction]) -> None:
     reduction.begin_backward()
     (model.weight.sum() + (model.unused * math.inf).sum()).backward()
     reduction.end_node(1)
-    found = measured(reduction)
+    result = measured(reduction)
     if kind is ExactReduction:  # which knows of every virtual node's gradient, and not of the sum's alone
-        assert [reduction.names[number - 1] for number in found.unclean] == ["unused"]
+        assert [reduction.names[number - 1] for number in result.unclean] == ["unused"]
     else:
-        assert reduction.not_finite(found.peaks) == "unused"
+        assert reduction.not_finite(result.peaks) == "unused"
 
 
 def backward_in_loss(model: Model, reduction: Reduction) -> None:

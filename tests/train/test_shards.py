@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 import virtualflow as vf
 from tests.train.several import OneOfSeveral
 from tests.train.small import make, mlp, mse, regression, train
-from virtualflow.core import blocks
+from virtualflow.core import blocks, faults
 from virtualflow.core.job_description import JobDescription
+from virtualflow.core.mapping import Mapping
 from virtualflow.core.membership import JobContext
 from virtualflow.errors import ConfigError, StateLostError
+from virtualflow.system.sealed_files import parts_folder
 from virtualflow.testing import ThreadGroup, run_together
 from virtualflow.train import checks
 from virtualflow.train.buffers import Buffers
@@ -42,7 +45,7 @@ class Worker:
         self.optimizer = torch.optim.Adam(self.model.parameters(), **choices)
         self.membership = OneOfSeveral(group)
         self.peers = Peers(self.membership)
-        self.shards = Shards(self.model, (self.optimizer,), copies, self.peers)
+        self.shards = Shards(self.model, (self.optimizer,), copies, 8, self.peers)
 
     def step(self) -> None:
         """An update with the gradient that all workers agree on."""
@@ -92,7 +95,7 @@ def test_each_device_holds_its_part_of_state_and_sums_and_not_a_byte_more(device
 
     for state, sums in run_together(*(lambda w=w: work(w) for w in workers)):
         assert state == 2 * 4 * elements * min(copies, devices) // devices
-        assert sums == 8 * elements * min(copies, devices) // devices
+        assert sums == 8 * elements // (devices if devices > copies else 1)
 
 
 def test_the_state_of_all_blocks_is_that_of_an_optimizer_that_has_all() -> None:
@@ -154,6 +157,19 @@ def test_state_that_died_with_its_holders_is_named() -> None:
         return str(caught.value)
 
     assert all("'weight'" in text for text in run_together(*(lambda w=w: settle(w) for w in workers[:2])))
+
+
+def test_a_fast_type_of_device_holds_more() -> None:
+    workers = workers_of(3, copies=1)
+    devices = ("V100:0", "P100:0", "P100:1")
+    for worker, device in zip(workers, devices, strict=True):
+        worker.membership.devices, worker.membership.device = devices, device
+        worker.membership.mapping = lambda nodes: Mapping((*["V100:0"] * 4, *["P100:0"] * 2, *["P100:1"] * 2))  # type: ignore[method-assign]
+        worker.shards._home = None
+    run_together(*(w.step for w in workers))
+    assert [len(w.shards.held) for w in workers] == [ROWS // 2, ROWS // 4, ROWS // 4]
+    first, *_ = run_together(*(w.collected for w in workers))
+    assert not differences(first, plain_state())
 
 
 def test_those_who_stay_hold_everything_before_others_leave() -> None:
@@ -233,13 +249,44 @@ def test_phases_are_refused_when_the_trainer_is_made() -> None:
     ("job", "reason"),
     [
         ({"mixed": True}, "devices of one type"),
-        ({"device_type": "cuda"}, "CPUs"),
         ({"description": JobDescription("", audit=True)}, "no --audit"),
     ],
 )
 def test_jobs_that_can_not_are_refused(tmp_path: Any, job: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         checks.check_sharding("state", 2, "exact", None, None, JobContext("job", tmp_path, **job))
+
+
+def test_a_checkpoint_counts_once_it_is_whole(tmp_path: Path) -> None:
+    """A death after its parts were written, and before the file that names them, leaves the one that was there."""
+    path, other = tmp_path / "c.pt", tmp_path / "other.pt"
+    trainer = make(mlp(), sharding="state", optimizer=None)
+    train(trainer, regression(), epochs=1)
+    trainer.save(path)
+    digest = trainer.digest()
+    train(trainer, regression(), epochs=1)
+    reached = []
+
+    def die(point: str) -> None:
+        reached.append(point)
+        if reached.count("save") == 2:
+            raise KeyboardInterrupt
+
+    faults.arm(die)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.save(path)
+    finally:
+        faults.arm(None)
+    assert len(list(parts_folder(path).iterdir())) == 2
+    for sharding in ("state", "none"):
+        resumed = make(mlp(), sharding=sharding)
+        resumed.load(path)
+        assert resumed.digest() == digest
+    resumed.save(other)  # by a job that is not sharded: without parts
+    assert not parts_folder(other).exists()
+    trainer.save(path)
+    assert len(list(parts_folder(path).iterdir())) == 1, "parts that no checkpoint names are gone"
 
 
 def test_gradients_without_an_update_are_refused() -> None:

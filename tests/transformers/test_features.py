@@ -73,11 +73,11 @@ def test_evaluation_gives_what_transformers_own_gives(tmp_path: Path) -> None:
     ours = trainer(tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, **tests)
     ours.train()
     plain = transformers.Trainer(ours.model, arguments(tmp_path), data_collator=padded, compute_metrics=accuracy)
-    wanted, found = plain.predict(tests["eval_dataset"]), ours.predict(tests["eval_dataset"])
-    np.testing.assert_allclose(found.predictions, wanted.predictions, rtol=1e-5)
-    np.testing.assert_array_equal(found.label_ids, wanted.label_ids)
-    assert found.metrics["test_loss"] == pytest.approx(wanted.metrics["test_loss"], rel=1e-5)
-    assert found.metrics["test_accuracy"] == wanted.metrics["test_accuracy"]
+    wanted, result = plain.predict(tests["eval_dataset"]), ours.predict(tests["eval_dataset"])
+    np.testing.assert_allclose(result.predictions, wanted.predictions, rtol=1e-5)
+    np.testing.assert_array_equal(result.label_ids, wanted.label_ids)
+    assert result.metrics["test_loss"] == pytest.approx(wanted.metrics["test_loss"], rel=1e-5)
+    assert result.metrics["test_accuracy"] == wanted.metrics["test_accuracy"]
     assert [entry["step"] for entry in history(ours) if "eval_accuracy" in entry] == [1, 2]
 
 

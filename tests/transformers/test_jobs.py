@@ -103,8 +103,8 @@ class Jobs:
             self._left.pop(0)
 
     def ended(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "ended.json").read_text())
-        return found
+        result: dict[str, Any] = json.loads((self.folder / "ended.json").read_text())
+        return result
 
 
 @pytest.mark.parametrize("backend", ["gpu"], indirect=True, scope="session")
@@ -133,9 +133,9 @@ def test_growth_the_death_of_the_lead_and_a_shrink(calm: dict[str, Any], loaded:
     assert jobs.ended() == calm
     # One run for all leads, and the next one's progress bar begins where the first one's ended.
     assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == ["job"]
-    told = "".join(text.decode() for (_, stream), text in finished.printed.text.items() if stream == "stderr")
-    assert "20/24" in told
-    assert "had changed by then" not in told  # what transformers counts is not lost
+    printed = "".join(text.decode() for (_, stream), text in finished.printed.text.items() if stream == "stderr")
+    assert "20/24" in printed
+    assert "had changed by then" not in printed  # what transformers counts is not lost
 
 
 def test_the_death_of_one_lead_in_a_save_and_of_the_next_in_an_evaluation(

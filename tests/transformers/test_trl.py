@@ -53,8 +53,8 @@ if hf.is_world_process_zero():
 
 def ended(job: Finished) -> list[object]:
     assert job.outcome.code == 0, job.failure
-    found: list[object] = json.loads((job.folder.parent / "ended.json").read_text())
-    return found
+    result: list[object] = json.loads((job.folder.parent / "ended.json").read_text())
+    return result
 
 
 def test_sft_through_growth_and_the_death_of_the_lead(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from virtualflow.backends.fork_messages import (
 from virtualflow.backends.preload_imports import preload
 from virtualflow.core.device_choice import Accelerator
 from virtualflow.job.json_lines import decoded, encoded
-from virtualflow.job.output import outlasting
+from virtualflow.job.output import lasting_stream
 from virtualflow.system.processes import adopt_orphans, end_children
 
 _log = logging.getLogger("virtualflow")
@@ -78,7 +78,7 @@ def main() -> None:
 
 def _preload(names: list[str], environment: dict[str, str]) -> None:
     """Load what the job's script imports. If a package turns out not to be for that, start again without it."""
-    sys.stdout, sys.stderr = outlasting(1), outlasting(2)  # a package may keep them for its log
+    sys.stdout, sys.stderr = lasting_stream(1), lasting_stream(2)  # a package may keep them for its log
     if (unsuited := preload(names)) is not None:
         _log.warning("%s is imported by each worker, and not before they start: %s", unsuited.package, unsuited.reason)
         left = [name for name in names if name.split(".")[0] != unsuited.package]
@@ -143,7 +143,7 @@ def _become_worker(request: ForkRequest, descriptors: list[int], worker: Any) ->
         os.dup2(descriptors[1], 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        sys.stdout, sys.stderr = outlasting(1), outlasting(2)
+        sys.stdout, sys.stderr = lasting_stream(1), lasting_stream(2)
         code = worker.run(request.worker, descriptors[2])
     finally:
         for stream in (sys.stdout, sys.stderr):

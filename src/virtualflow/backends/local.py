@@ -99,7 +99,7 @@ class LocalBackend:
             except ServerLostError:
                 if self._outlives_us or self._server.wait() >= 0:
                     raise
-                self._let_go_of_server()
+                self._drop_server()
                 self._replace_server()
 
     @property
@@ -181,8 +181,11 @@ class LocalBackend:
 
     def kill(self, process: int, signal_number: int) -> None:
         if process in self._alive:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.killpg(process, signal_number)
+            except ProcessLookupError:  # it was forked just now, and has no group of its own yet
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal_number)
 
     def place_of(self, process: int) -> Place:
         return Place(LOOPBACK, process)
@@ -201,7 +204,7 @@ class LocalBackend:
         except (ServerLostError, ServerSilentError, BrokenPipeError, ConnectionResetError) as error:
             if isinstance(error, ServerSilentError):
                 self._server.kill()
-            self._let_go_of_server()
+            self._drop_server()
             raise NotReadyError("the process that workers are forked from was killed") from None
         self._alive.add(pid)
         return pid
@@ -226,7 +229,7 @@ class LocalBackend:
         except BlockingIOError:
             return
         except ServerLostError:
-            self._let_go_of_server()
+            self._drop_server()
 
     def _read(self) -> FromServer:
         try:
@@ -248,7 +251,7 @@ class LocalBackend:
             self._alive.discard(message.pid)
             self._exits.append(Exit(message.pid, message.code, message.left))
 
-    def _let_go_of_server(self) -> None:
+    def _drop_server(self) -> None:
         """The server was killed."""
         if self._outlives_us:
             raise LaunchError("the process that workers are forked from was killed")

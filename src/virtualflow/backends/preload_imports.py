@@ -25,14 +25,14 @@ _FORK_SAFE_THREADS = ("jemalloc_bg_thd",)
 
 
 @dataclass(frozen=True, slots=True)
-class Unsuitable:
+class UnsuitablePackage:
     """A package that can't be imported here, and *reason* why."""
 
     package: str
     reason: str
 
 
-def preload(names: Sequence[str]) -> Unsuitable | None:
+def preload(names: Sequence[str]) -> UnsuitablePackage | None:
     """Import *names*: installed modules, or what they define. The first that spoils this process ends it.
 
     It must then start again without that package: half of an import can't be undone.
@@ -45,11 +45,11 @@ def preload(names: Sequence[str]) -> Unsuitable | None:
             if looks:
                 reason = f"importing {name} looks for accelerators, after which no process can be forked"
             if reason:
-                return Unsuitable(package, reason)
+                return UnsuitablePackage(package, reason)
             now = _threads_and_processes()
             if now[0] > before[0] or now[1] > before[1]:
                 what = "a thread" if now[0] > before[0] else "a process"
-                return Unsuitable(package, f"importing {name} starts {what}, of which a fork would have half")
+                return UnsuitablePackage(package, f"importing {name} starts {what}, of which a fork would have half")
     return None
 
 

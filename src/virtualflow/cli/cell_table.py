@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from virtualflow.cli.options import numbers
-from virtualflow.core.cell_schedule import bubbles, peak_activations, timeline
 from virtualflow.core.cells import Cells, given_cells, pipelines, with_copies
+from virtualflow.core.devices import type_of
+from virtualflow.solver.grid_costs import GridCosts, equal_costs
+from virtualflow.solver.grid_forecast import DeviceForecast, forecast
+from virtualflow.solver.grid_plan import figures_of
+from virtualflow.solver.grid_search import gigabytes
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
+LETTERS = string.ascii_letters
+WIDEST = 100  # of a picture whose columns have numbers, in characters
 
 
 def rows_of(text: str) -> tuple[tuple[int, ...], ...]:
@@ -28,31 +35,30 @@ def cells_of(stages: int, virtual_nodes: int, devices: tuple[str, ...], mapping:
     return with_copies(given_cells(rows_of(mapping), stages, virtual_nodes, devices), copies)
 
 
-def cell_report(cells: Cells, pipeline: str) -> dict[str, Any]:
-    """What follows from the grid, for stages that take equally long, and twice as long backward as forward."""
-    times = timeline(cells, pipeline)
-    waits = bubbles(times)
-    devices = [
-        {
-            "device": device,
-            "cells": len(cells.cells_of(device)),
-            "runs_stages": sorted({stage for stage, _ in cells.cells_of(device)}),
-            "holds_stages": list(cells.stages_of(device)),
-            "bubble": round(waits.get(device, 0.0), 4),
-            "peak_activations": peak_activations(timed.run for timed in times.get(device, ())),
-        }
-        for device in cells.devices
-    ]
-    facts = {"stages": cells.stages, "pipeline": pipeline, "grid": cells.rows}
-    return facts | {"at_risk": cells.at_risk(), "cells": devices}
+def cell_report(cells: Cells, pipeline: str, costs: GridCosts | None = None) -> dict[str, Any]:
+    """What follows from the grid.
+
+    Without *costs*, stages take equally long, and twice as long backward as forward; memory and traffic are counted.
+    """
+    known = costs or equal_costs(cells.stages, {type_of(device) for device in cells.devices})
+    step = forecast(cells, known, pipeline)
+    report = {"stages": cells.stages, "pipeline": pipeline, "grid": cells.rows, "at_risk": cells.at_risk()}
+    if costs is not None:
+        report |= {"step_time_seconds": step.step_seconds, "fits": step.fits}
+    return report | {"cells": [_row(cells, device, in_bytes=costs is not None) for device in step.devices]}
 
 
-def grid_table(rows: Sequence[Sequence[str]], colours: Mapping[str, str]) -> Table:
-    """The grid as a picture: stages down, virtual nodes across."""
-    grid = Table("stage", *(f"node {node}" for node in range(len(rows[0]))), title="who runs which cell")
-    for stage, owners in enumerate(rows):
-        grid.add_row(str(stage), *(Text(owner, style=colours[owner]) for owner in owners))
-    return grid
+def _row(cells: Cells, device: DeviceForecast, *, in_bytes: bool) -> dict[str, Any]:
+    mine = cells.cells_of(device.device)
+    row = {
+        "device": device.device,
+        "cells": len(mine),
+        "runs_stages": sorted({stage for stage, _ in mine}),
+        "holds_stages": list(cells.stages_of(device.device)),
+        "bubble": round(device.bubble, 4),
+        "peak_activations": device.activation_cells,
+    }
+    return row | (figures_of(device) if in_bytes else {"messages_sent": device.sent_bytes})
 
 
 def colours_of(devices: Iterable[str]) -> dict[str, str]:
@@ -60,22 +66,54 @@ def colours_of(devices: Iterable[str]) -> dict[str, str]:
     return {device: COLOURS[place % len(COLOURS)] for place, device in enumerate(devices)}
 
 
+def letters_of(devices: Sequence[str]) -> dict[str, str]:
+    """A letter for each device, with a number where there are not enough."""
+    number = len(LETTERS)
+    return {
+        device: LETTERS[place % number] + (str(place // number) if place >= number else "")
+        for place, device in enumerate(devices)
+    }
+
+
+def print_grid(rows: Sequence[Sequence[str]], colours: Mapping[str, str], console: Console) -> None:
+    """The grid as a picture: a letter and a colour for each device."""
+    letters, nodes = letters_of(list(colours)), len(rows[0])
+    width = 1 + max(len(str(nodes - 1)), *map(len, letters.values()))
+    if width * nodes > WIDEST:
+        width = max(map(len, letters.values()))
+    else:
+        console.print("stage \\ node " + "".join(str(node).rjust(width) for node in range(nodes)), highlight=False)
+    for stage, owners in enumerate(rows):
+        line = Text(f"{stage:>12} ")
+        for owner in owners:
+            line.append(letters[owner].rjust(width), style=colours[owner])
+        console.print(line, soft_wrap=True)
+    names = Text("devices: ")
+    for place, (device, letter) in enumerate(letters.items()):
+        names.append(", " if place else "").append(f"{letter} = {device}", style=colours[device])
+    console.print(names, soft_wrap=True)
+
+
 def print_cells(report: dict[str, Any], console: Console) -> None:
     rows = report["cells"]
     colours = colours_of(row["device"] for row in rows)
-    console.print(grid_table(report["grid"], colours))
-    table = Table("device", "cells", "runs stages", "holds stages", "bubble", "activations at most")
+    print_grid(report["grid"], colours, console)
+    in_bytes = "step_time_seconds" in report
+    more = ("state", "activations", "memory", "sent in a step") if in_bytes else ("messages sent in a step",)
+    table = Table("device", "cells", "runs stages", "holds stages", "bubble", "activations at most", *more)
     for row in rows:
         runs, holds = (", ".join(map(str, row[key])) for key in ("runs_stages", "holds_stages"))
-        table.add_row(
-            Text(row["device"], style=colours[row["device"]]),
-            str(row["cells"]),
-            runs,
-            holds,
-            f"{row['bubble']:.0%}",
-            f"{row['peak_activations']} cell(s)",
-        )
+        facts = (str(row["cells"]), runs, holds, f"{row['bubble']:.0%}", f"{row['peak_activations']} cell(s)")
+        keys = ("state_bytes", "activation_bytes", "memory_bytes", "sent_bytes")
+        figures = [gigabytes(row[key]) for key in keys] if in_bytes else [str(row["messages_sent"])]
+        table.add_row(Text(row["device"], style=colours[row["device"]]), *facts, *figures)
     console.print(table)
+    if in_bytes:
+        console.print(f"{report['step_time_seconds']:.4g} s a step")
+    for row in rows if in_bytes and not report["fits"] else ():
+        if not row["fits"]:
+            needed, there = gigabytes(row["memory_bytes"]), gigabytes(row["capacity_bytes"])
+            console.print(f"{row['device']} does not fit: it needs {needed} and has {there}", style="yellow")
     if report["at_risk"]:
         lost = ", ".join(map(str, report["at_risk"]))
         console.print(f"Stage(s) {lost} are on one device each: its death would cost all since the last checkpoint.")

@@ -21,7 +21,9 @@ from virtualflow.cli.options import (
     DeviceFile,
     DeviceType,
     Emulate,
+    RoundSeconds,
     TimeScale,
+    Useful,
     device_type_of,
     devices_in,
     pools_of,
@@ -72,6 +74,8 @@ def up(
     round: Annotated[
         str, typer.Option(help="wfs: any number of devices, or powers of two.", metavar="any|pow2")
     ] = "any",
+    useful: Useful = False,
+    round_seconds: RoundSeconds = 360.0,
     backfill: Annotated[
         bool, typer.Option("--backfill", help="priority, fifo: small jobs may overtake a blocked one.")
     ] = False,
@@ -90,7 +94,9 @@ def up(
 
     It continues in the background until `vf cluster down`. Jobs of an earlier manager are taken over.
     """
-    scheduling = registry.make(policy, Options(round=round, backfill=backfill))
+    scheduling = registry.make(
+        policy, Options(round=round, useful=useful, round_seconds=round_seconds, backfill=backfill)
+    )
     host, port = tokens.parse_address(listen) if listen is not None else ("127.0.0.1", None)
     if backend not in ("local", "ray"):
         raise ConfigError(f"--backend {backend}: expected local or ray")

@@ -36,15 +36,15 @@ OPTIONAL = (  # a module, the extra that brings it, and what needs it
 class Finding:
     """One check. If *needed*, training cannot work without it."""
 
-    what: str
-    found: str
-    good: bool
+    subject: str
+    result: str
+    is_good: bool
     needed: bool = False
     advice: str = ""
 
     @property
     def colour(self) -> str:
-        return "green" if self.good else "red" if self.needed else "yellow"
+        return "green" if self.is_good else "red" if self.needed else "yellow"
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -54,7 +54,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         _print(findings)
-    raise typer.Exit(1 if any(finding.needed and not finding.good for finding in findings) else 0)
+    raise typer.Exit(1 if any(finding.needed and not finding.is_good for finding in findings) else 0)
 
 
 def _examine() -> Iterator[Finding]:
@@ -111,8 +111,8 @@ def _writable_home() -> Finding:
 def _print(findings: list[Finding]) -> None:
     table = Table("", "check", "result", "what to do")
     for finding in findings:
-        mark = Text("ok" if finding.good else "missing" if finding.needed else "note", finding.colour)
-        table.add_row(mark, finding.what, finding.found, "" if finding.good else finding.advice)
+        mark = Text("ok" if finding.is_good else "missing" if finding.needed else "note", finding.colour)
+        table.add_row(mark, finding.subject, finding.result, "" if finding.is_good else finding.advice)
     screen().print(table)
     screen(highlight=False, soft_wrap=True).print(
         "`vf selftest` trains on this machine's devices and checks every promise."

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from virtualflow.cli.cell_table import cell_report, cells_of, print_cells
-from virtualflow.cli.options import device_names, numbers
+from virtualflow.cli.options import Profiles, device_names, numbers, pools_of, staged_workload_of
 from virtualflow.cli.screen import screen
 from virtualflow.core.cells import Cells
-from virtualflow.core.devices import is_number
+from virtualflow.core.devices import is_number, names_of, type_of
 from virtualflow.core.mapping import Mapping, assign, spread
 from virtualflow.core.sharding import Epoch, node_sizes, shuffled
 from virtualflow.errors import ConfigError
+from virtualflow.solver.grid_costs import GridCosts, costs_at
 
 
 def explain(
-    devices: Annotated[str, typer.Option(help="The number of devices.", metavar="N")],
+    devices: Annotated[
+        str, typer.Option(help="The number of devices; with stages also types: V100:2,P100:4.", metavar="N")
+    ],
     batch_size: Annotated[int, typer.Option(help="Examples in a global batch.", metavar="N")],
     virtual_nodes: Annotated[
         str,
@@ -39,17 +44,22 @@ def explain(
     ] = None,
     copies: Annotated[int, typer.Option(help="With stages: on how many devices each is kept.", min=1)] = 2,
     pipeline: Annotated[str, typer.Option(help="With stages: the schedule, 1f1b or gpipe.")] = "1f1b",
+    workload: Annotated[
+        str | None, typer.Option(help="With stages: the script, if it was profiled.", metavar="SCRIPT")
+    ] = None,
+    profiles: Profiles = None,
     examples: Annotated[
         int | None, typer.Option(help="Length of the dataset: shows the steps of an epoch too.", metavar="N")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the mapping, the waves and the shard sizes of a job, before anything runs."""
-    names = device_names(devices)
     sizes = node_sizes(batch_size, _sizes(virtual_nodes))
     if stages is not None:
-        _explain_cells(cells_of(stages, len(sizes), names, mapping, copies), pipeline, as_json)
+        cells = cells_of(stages, len(sizes), names_of(pools_of(devices)), mapping, copies)
+        _explain_cells(cells, pipeline, _costs(cells, sizes, workload, profiles), as_json=as_json)
         return
+    names = device_names(devices)
     chosen = assign(numbers(mapping, "--mapping"), len(sizes), names) if mapping else spread(len(sizes), names)
     report = _report(chosen, names, sizes, examples)
     if as_json:
@@ -58,12 +68,29 @@ def explain(
         _print(report)
 
 
-def _explain_cells(cells: Cells, pipeline: str, as_json: bool) -> None:
-    report = cell_report(cells, pipeline)
+def _explain_cells(cells: Cells, pipeline: str, costs: GridCosts | None, *, as_json: bool) -> None:
+    report = cell_report(cells, pipeline, costs)
     if as_json:
         print(json.dumps(report, indent=2))
     else:
         print_cells(report, screen())
+
+
+def _costs(cells: Cells, sizes: tuple[int, ...], workload: str | None, profiles: Path | None) -> GridCosts | None:
+    """What the script's profiles say, if they are asked for."""
+    if workload is None and profiles is None:
+        return None
+    if (known := staged_workload_of(workload, profiles)) is None:
+        raise ConfigError(
+            f"{workload or profiles} has no profile of a model in stages. Make one: `vf profile --device-type TYPE "
+            "SCRIPT`, for a script whose Trainer has stages=[...]."
+        )
+    if len(set(sizes)) > 1:
+        raise ConfigError("with a profile, all virtual nodes are of one size: give their number to --virtual-nodes")
+    costs = costs_at(known, dict.fromkeys(type_of(device) for device in cells.devices), sizes[0])
+    if costs.stages != cells.stages:
+        raise ConfigError(f"--stages {cells.stages}: the profile of {known.name} is of {costs.stages} stages")
+    return costs
 
 
 def _sizes(text: str) -> int | list[int]:
@@ -89,6 +116,7 @@ def _report(
         "virtual_nodes": len(sizes),
         "waves": mapping.waves,
         "devices": rows,
+        "finer": _finer(sizes, len(names)),
     }
     if examples is not None:
         if examples < 1:
@@ -98,6 +126,24 @@ def _report(
         report["steps_per_epoch"] = epoch.steps
         report["last_batch"] = [len(shard) for shard in last.shards]
     return report
+
+
+def _finer(sizes: tuple[int, ...], devices: int) -> list[dict[str, float]]:
+    """Larger numbers of virtual nodes that leave less to the device with the most examples, on devices that are alike.
+
+    *longer* is how much longer than on a perfectly even split that device computes.
+    """
+    batch_size = sum(sizes)
+    found: list[dict[str, float]] = []
+    for nodes in (len(sizes), *(cut * len(sizes) for cut in range(2, 9))):
+        if nodes > batch_size:
+            break
+        cut = node_sizes(batch_size, nodes) if nodes > len(sizes) else sizes
+        shares = spread(nodes, tuple(map(str, range(devices))))
+        most = max(sum(cut[node] for node in shares.nodes_of(device)) for device in set(shares.devices))
+        if not found or most < found[-1]["most_examples"]:
+            found.append({"virtual_nodes": nodes, "most_examples": most, "longer": most * devices / batch_size - 1})
+    return found
 
 
 def _print(report: dict[str, object]) -> None:
@@ -118,4 +164,12 @@ def _print(report: dict[str, object]) -> None:
         last = report["last_batch"]
         assert isinstance(last, list)
         console.print(f"{report['steps_per_epoch']} steps an epoch; the last one has {sum(last)} examples: {last}")
+    finer = report["finer"]
+    assert isinstance(finer, list)
+    for now, better in itertools.pairwise(finer):
+        console.print(
+            f"Finer: with {better['virtual_nodes']} virtual nodes the device with the most examples has "
+            f"{better['most_examples']} instead of {now['most_examples']}, {better['longer']:.0%} more than an even "
+            "split. Small ones take longer for each example: `vf profile` measures that, and `vf solve` counts it."
+        )
     console.print("Any other number of devices, up to the number of virtual nodes, gives the same bits.")

@@ -20,7 +20,7 @@ WIDE = 200  # columns for --wide where the terminal has fewer: a line may wrap, 
 MAX_REASONS = 10  # below a table that has no column for them
 TIMES = ("submitted", "started", "ended")
 # of a job's facts: shown in another way, or not at all
-ELSEWHERE = ("events", "failure", "workers", "mapping", "memory", "cells", "shadows")
+ELSEWHERE = ("events", "failure", "workers", "mapping", "memory", "cells", "shadows", "speed", "use")
 
 
 def views_of(jobs: Sequence[dict[str, Any]]) -> list[JobView]:
@@ -66,7 +66,7 @@ def _rest(job: JobView) -> tuple[str, ...]:
         " ".join(f"{device}:{len(nodes)}" for device, nodes in job.mapping.items()),
         f"{job.step:.0f}/{job.steps:.0f}" if job.steps else f"{job.step:.0f}",
         f"{job.loss:.4f}" if job.loss is not None else "",
-        " ".join(f"{name}={value:.4g}" for name, value in job.metrics.items()),
+        _metrics(job.metrics),
         f"{job.examples_per_second:.0f}" if job.examples_per_second is not None else "",
         duration(job.queued_seconds),
         duration(job.run_seconds),
@@ -80,12 +80,13 @@ def fact_table(facts: dict[str, Any]) -> Table:
     """A job's facts, one a line; times as times."""
     table = Table(Column(no_wrap=True), Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
     for key, value in facts.items():
-        if key not in ELSEWHERE and value not in (None, "", []):
+        if key not in ELSEWHERE and value not in (None, "", [], {}):
             table.add_row(key.removesuffix("_seconds").replace("_", " "), _shown(key, value))
     if facts.get("memory"):
         table.add_row("memory", _needs(facts["memory"]))
     for device, nodes in facts["mapping"].items():
-        table.add_row(f"on {device}", "virtual nodes " + " ".join(map(str, nodes)))
+        used = _use(facts["use"][device]) if device in facts.get("use", ()) else []
+        table.add_row(f"on {device}", " · ".join([f"virtual nodes {' '.join(map(str, nodes))}", *used]))
     return table
 
 
@@ -95,6 +96,40 @@ def _needs(memory: dict[str, Any]) -> str:
         return f"{size_text(stages[0])}, and {node} for a virtual node"
     sizes = " ".join(map(size_text, stages))
     return f"stages of {sizes}, {memory['copies']} copies, and {node} for a virtual node through all of them"
+
+
+def speed_table(speed: dict[str, Any]) -> Table:
+    """What steps of a job took where it was, and would take elsewhere."""
+    unseen = f"; of {' and '.join(speed['unseen'])} nothing is known" if speed["unseen"] else ""
+    table = Table(
+        *(Column("devices", overflow="fold"), Column("a step", justify="right"), Column("predicted", justify="right")),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title=f"speed{'' if speed['measured'] else ' (only ratios count)'}, from {speed['source']}{unseen}",
+        title_justify="left",
+    )
+    for seen in speed["measured"]:
+        waves = ",".join(f"{count}/{name}" for name, count in seen["waves"].items())
+        where = f"{_types(seen['devices'])}, at most {waves} virtual nodes on one; {seen['steps']} steps"
+        table.add_row(where, f"{seen['step_seconds']:.3g} s", f"{seen['predicted_step_seconds']:.3g} s")
+    for other in speed["predicted"]:
+        scale = f"{other['step_seconds']:.3g} ± {other['deviation_seconds']:.2g}"
+        table.add_row(_types(other["devices"]), "", f"{scale} s" if speed["measured"] else scale)
+    return table
+
+
+def _types(counts: dict[str, int]) -> str:
+    return ",".join(f"{name}:{count}" for name, count in counts.items())
+
+
+def _use(used: dict[str, Any]) -> list[str]:
+    """As "98% CPU", "412 MB", "GPU 3.0 GB": 100% is one core."""
+    words = [f"{100 * used['cpu_cores']:.0f}% CPU", size_text(used["memory_bytes"])]
+    return words if used.get("accelerator_bytes") is None else [*words, f"GPU {size_text(used['accelerator_bytes'])}"]
+
+
+def _metrics(metrics: dict[str, float]) -> str:
+    return " ".join(f"{name}={value:.4g}" for name, value in metrics.items())
 
 
 def event_lines(events: Sequence[dict[str, Any]]) -> list[str]:
@@ -126,4 +161,6 @@ def _shown(key: str, value: Any) -> str:
         return duration(value)
     if isinstance(value, list):
         return " ".join(map(str, value))
+    if key == "metrics":
+        return _metrics(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -13,8 +13,8 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from virtualflow.cli.cell_table import colours_of, grid_table
-from virtualflow.cli.job_table import console, duration, event_lines, fact_table, job_table, views_of
+from virtualflow.cli.cell_table import colours_of, print_grid
+from virtualflow.cli.job_table import console, duration, event_lines, fact_table, job_table, speed_table, views_of
 from virtualflow.cli.options import seconds_of
 from virtualflow.cli.resuming import can_go_on, how_to_go_on
 from virtualflow.cli.screen import print_line
@@ -98,19 +98,21 @@ def print_facts(facts: dict[str, Any]) -> None:
     """All there is to know of a manager's job."""
     shown = console(wide=False)
     shown.print(fact_table(facts))
-    print_grid(facts)
+    print_cells_of(facts)
+    if facts["speed"] is not None:
+        shown.print(speed_table(facts["speed"]))
     for line in event_lines(facts["events"][-10:]):
         shown.print(line)
     if facts["failure"]:
         shown.print(f"\n{facts['failure']}")
 
 
-def print_grid(facts: dict[str, Any]) -> None:
+def print_cells_of(facts: dict[str, Any]) -> None:
     """Who runs which cell of a job with stages, and who holds a stage besides."""
     if not facts["cells"]:
         return
     cells = Cells.of_rows(facts["cells"], facts["shadows"])
-    console(wide=False).print(grid_table(cells.rows, colours_of(cells.devices)))
+    print_grid(cells.rows, colours_of(cells.devices), console(wide=False))
     for stage, shadows in enumerate(cells.shadows):
         if shadows:
             print_line(f"stage {stage} is also held by {', '.join(shadows)}")
@@ -345,7 +347,7 @@ def describe(folder: JobFolder) -> dict[str, Any]:
 
 def _print_more(folder: JobFolder) -> None:
     job = describe(folder)
-    print_grid(job)
+    print_cells_of(job)
     if can_go_on(folder, JobState(job["state"])):
         print(how_to_go_on(folder))
         if earlier := job["checkpoints"][:-1]:

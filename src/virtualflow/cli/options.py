@@ -17,13 +17,14 @@ from virtualflow.core.device_choice import ACCELERATORS, AUTO
 from virtualflow.core.devices import CPU, Pool, is_number, names_of, parse_pools, type_of
 from virtualflow.core.emulation import Devices
 from virtualflow.core.profile import Workload
+from virtualflow.core.stage_profile import StagedWorkload
 from virtualflow.errors import ConfigError, LaunchError, ProfileError
 from virtualflow.job import tokens
 from virtualflow.program import source
 from virtualflow.program.manifest import Program
 from virtualflow.solver import device_files, profile_files
 from virtualflow.solver.profile_files import BUILT_IN
-from virtualflow.system.home import home
+from virtualflow.system.home import profiles_of
 
 UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 AsModule = Annotated[
@@ -66,6 +67,11 @@ Preload = Annotated[
         metavar="MODULE,...|none",
     ),
 ]
+
+Useful = Annotated[
+    bool, typer.Option("--useful", help="wfs: a job takes no device that brings it nothing; those go to others.")
+]
+RoundSeconds = Annotated[float, typer.Option(help="las and its kin: how long a round is.", min=0.1, metavar="SECONDS")]
 
 
 def preload_of(text: str | None) -> tuple[str, ...] | None:
@@ -168,11 +174,6 @@ def devices_in(pools: Sequence[Pool], file: Path | None, emulate: str | None, sc
     return Devices(tuple(pools), names, emulated)
 
 
-def profiles_of(script: str) -> Path:
-    """Where the profiles of a script are kept."""
-    return home() / "profiles" / Path(script).stem
-
-
 def workload_of(name: str | None, folder: Path | None) -> Workload:
     """A built-in workload, the profiles in a folder, or those last made for a script."""
     if folder is not None:
@@ -190,6 +191,14 @@ def workload_of(name: str | None, folder: Path | None) -> Workload:
             f"{Path(name).stem}.py` makes its profiles."
         )
     return profile_files.read_all(folder)
+
+
+def staged_workload_of(name: str | None, folder: Path | None) -> StagedWorkload | None:
+    """The stage profiles in a folder, or those last made for a script; None if its model is not cut."""
+    if folder is None and (name is None or name in BUILT_IN):
+        return None
+    where = folder if folder is not None else profiles_of(str(name))
+    return profile_files.read_stages(where) if where.is_dir() and profile_files.are_staged(where) else None
 
 
 def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Workload | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from virtualflow.backends.local import LocalBackend
-from virtualflow.cli.files import check_folder, writing
+from virtualflow.cli.files import check_folder
 from virtualflow.cli.options import (
     DeviceFile,
     Emulate,
@@ -25,17 +24,19 @@ from virtualflow.cli.options import (
     TokenFile,
     device_type_of,
     devices_of,
-    profiles_of,
     token_file_for,
 )
 from virtualflow.cli.screen import screen
+from virtualflow.cli.stage_profiles import file_of, report_stages, write_profile, write_stages
 from virtualflow.core import profile as profiles
 from virtualflow.core.device_choice import AUTO
 from virtualflow.core.profile import BEYOND, Communication, Point, Profile, Workload
 from virtualflow.core.sizes import parse_size
+from virtualflow.core.stage_profile import Link
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.profiling.bench import Bench, CommunicationCosts, InterruptedMeasurement, JoinAddress, Show
 from virtualflow.solver import profile_files
+from virtualflow.system.home import profiles_of
 from virtualflow.system.text import visible
 
 
@@ -83,6 +84,8 @@ def profile(
 ) -> None:
     """Measure SCRIPT on one device of each type, over node sizes 1, 2, 3, 4, 6, 8, 12, ... until memory is full.
 
+    A model in stages is measured stage by stage, one on the device at a time: time, memory, and what the next one gets.
+
     The profile is a file for people and programs; `vf solve --workload SCRIPT` and `vf run` find it by the script.
 
     With --machines 3 --listen 10.0.0.5:29400 --token-file token, communication between machines is measured first: it
@@ -110,22 +113,23 @@ def profile(
         try:
             if join is not None:  # first, while the person who starts the other machines is there
                 by_machines = bench.between_machines(machines, join)
-            if communication and len(known.names) > 1:
-                by_devices = bench.between_devices()
             results = {pool.device_type: bench.node_sizes(pool.device_type, want) for pool in known.pools}
+            is_staged = any("stages" in result for result in results.values())
+            if communication and len(known.names) > 1 and not is_staged:
+                by_devices = bench.between_devices()
+            link = bench.between_stages() if communication and len(known.names) > 1 and is_staged else Link()
         except InterruptedMeasurement as interrupted:
             console.print("interrupted: all workers have ended")
             raise typer.Exit(interrupted.code) from None
+    if is_staged:
+        report_stages(console, write_stages(folder, script.stem, results, link), as_json=as_json)
+        return
     costs = Communication(by_devices, by_machines)
     written = []
     for name, result in results.items():
         measured = _profile(name, result)
-        path = folder / f"{re.sub(r'[^A-Za-z0-9.@_-]', '_', name)}.json"
-        with writing(path):
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(
-                json.dumps(profiles.to_json(Workload(script.stem, {name: measured}, costs)), indent=1) + "\n"
-            )
+        path = file_of(folder, name)
+        write_profile(path, profiles.to_json(Workload(script.stem, {name: measured}, costs)))
         written.append((path, measured))
     if as_json:
         print(json.dumps([profiles.to_json(profile_files.read(path)) for path, _ in written], indent=1))

@@ -13,7 +13,6 @@ from virtualflow.cli.options import (
     devices_in,
     devices_of,
     numbers,
-    profiles_of,
     token_file_for,
     workload_for,
 )
@@ -24,6 +23,7 @@ from virtualflow.core.job_names import check_name
 from virtualflow.errors import LaunchError
 from virtualflow.solver import plan as plans
 from virtualflow.solver.plan import JobLayout
+from virtualflow.system.home import profiles_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class DeviceOptions:
 
     def layout(self) -> JobLayout | None:
         """The plan's, if one was given."""
-        return plans.layout(plans.read(self.plan)) if self.plan is not None else None
+        return plans.read_layout(self.plan) if self.plan is not None else None
 
     def chosen(self, layout: JobLayout | None) -> Devices:
         if layout is None:
@@ -81,11 +81,12 @@ class RunSettings:
         cells = rows_of(mapping) if mapping and "/" in mapping else None
         by_hand = tuple(numbers(mapping, "--mapping")) if mapping and cells is None else None
         owners = by_hand if mapping else layout.owners if layout else None
+        cells = cells if mapping else layout.cells if layout else None
         by_option: dict[str, dict[str, Any]] = {
             "devices": {
                 "devices": devices.names,
                 "emulated": devices.emulated,
-                "workload": _workload(script, profiles, devices, owners),
+                "workload": _workload(script, profiles, devices, owners) if cells is None else None,
             },
             "backend": {"backend": _backend(backend)},
             "rebalance": {"rebalance": devices.are_mixed if rebalance is None else rebalance},

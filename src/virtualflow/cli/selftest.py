@@ -19,7 +19,7 @@ from virtualflow.cli.screen import screen
 from virtualflow.core.devices import CPU
 from virtualflow.selftest.promises import FAIL, FULL, PASS, QUICK, Check, Checks
 from virtualflow.selftest.report import Report
-from virtualflow.selftest.trials import Laboratory
+from virtualflow.selftest.trials import TrialRunner
 from virtualflow.system.interrupts import Interrupted, interruptible
 
 COLOURS = {PASS: "green", FAIL: "bold red"}
@@ -79,7 +79,7 @@ def _started(backend: LocalBackend, device_type: str, devices: int | None, quick
 def _run(backend: LocalBackend, device_type: str, report: Report, console: Console) -> None:
     with tempfile.TemporaryDirectory(prefix="vf-selftest-") as folder:
         checks = Checks(
-            Laboratory(backend, Path(folder), device_type), report.devices, QUICK if report.is_quick else FULL
+            TrialRunner(backend, Path(folder), device_type), report.devices, QUICK if report.is_quick else FULL
         )
         for promise, check in checks.promises():
             with console.status(Text(promise)):

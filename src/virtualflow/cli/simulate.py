@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from virtualflow.cli.files import check_folder, writing
+from virtualflow.cli.options import RoundSeconds, Useful
 from virtualflow.cli.screen import screen
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
@@ -52,6 +53,8 @@ def simulate(
     rounding: Annotated[
         str, typer.Option("--round", help="wfs: shares of any size, or pow2 as the paper's author did.", metavar="RULE")
     ] = "any",
+    useful: Useful = False,
+    round_seconds: RoundSeconds = 360.0,
     backfill: Annotated[
         bool, typer.Option("--backfill", help="priority, fifo: small jobs may overtake a blocked one.")
     ] = False,
@@ -98,7 +101,7 @@ def simulate(
     speeds: Throughput = paper_speeds(even=costs_name == costs.PAPER.name)  # its whole system, not half of it
     if table is not None:
         speeds = gavel_table.read(table, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat == GAVEL else None)
-    options = Options(round=rounding, backfill=backfill, compat=compat)
+    options = Options(rounding, useful, round_seconds, backfill, compat)
     broken = Failures(failures, machine_failures, repair, seed)
     pools = on_machines(parse_pools(devices), machine_size)
     setting = Setting(pools, speeds, costs.named(costs_name), options, broken)

@@ -14,13 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from virtualflow.cli.files import check_file, writing
-from virtualflow.cli.options import Profiles, workload_of
+from virtualflow.cli.options import Profiles, staged_workload_of, workload_of
 from virtualflow.cli.screen import screen
+from virtualflow.cli.solve_stages import solve_stages
+from virtualflow.core.cell_schedule import check_schedule
 from virtualflow.core.devices import Pool, parse_pools
 from virtualflow.core.profile import MEMORY, Profile, Workload
 from virtualflow.errors import ConfigError, SolverError
 from virtualflow.solver import plan as plans
 from virtualflow.solver.alternatives import alternatives, even, subsets
+from virtualflow.solver.finer import finer_plans
 from virtualflow.solver.node_shares import Plan, Share
 from virtualflow.solver.search import on_one_machine, predict, solve_fixed, solve_free
 from virtualflow.system.text import visible
@@ -56,15 +59,38 @@ def solve(
             metavar="PLAN",
         ),
     ] = None,
+    copies: Annotated[
+        int, typer.Option(help="Of a model in stages: on how many devices each is kept, as in its script.", min=1)
+    ] = 2,
+    pipeline: Annotated[str, typer.Option(help="Of a model in stages: the schedule, as in its script.")] = "1f1b",
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a model in stages: a device's memory, where it is not as profiled: V100=16G,P100=12G.",
+            metavar="LIST",
+        ),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show alternatives, and why they are slower.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan, for `vf run --plan`.", metavar="FILE")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find the fastest split of a batch over devices, and predict the time of a step."""
+    """Find the fastest split of a batch over devices, and predict the time of a step.
+
+    For a script whose model is cut into stages, and that was profiled: the fastest grid of stages and virtual nodes.
+    """
     if output is not None:
         check_file(output)
+    check_schedule(pipeline)
+    if (staged := staged_workload_of(workload, profiles)) is not None:
+        if evaluate is not None:
+            raise ConfigError("--evaluate is for whole models; `vf explain --stages N --mapping ...` predicts a grid")
+        given = (staged, parse_pools(devices), batch_size, virtual_nodes, pipeline, copies, memory, output)
+        solve_stages(*given, as_json=as_json, console=screen(highlight=False))
+        return
+    if memory is not None:
+        raise ConfigError("--memory is for a model in stages: profile a script whose Trainer has stages=[...]")
     known, pools = workload_of(workload, profiles), parse_pools(devices)
     if not known.communication.by_machines:  # never measured between machines: all count as on one
         known, pools = on_one_machine(known, pools)
@@ -73,7 +99,12 @@ def solve(
     else:
         best = _best(known, pools, batch_size, virtual_nodes)
         others = alternatives(best, _others(known, pools, batch_size, virtual_nodes, best))
+    finer = list(finer_plans(known, pools, best)) if virtual_nodes is not None and evaluate is None else []
     report = plans.to_json(best, known.name, others)
+    report["finer"] = [
+        {"virtual_nodes": plan.virtual_nodes, "node_size": plan.shares[0].node_size, "step_seconds": plan.step_seconds}
+        for plan in finer
+    ]
     if output is not None:
         with writing(output):
             output.write_text(json.dumps(report, indent=2) + "\n")
@@ -90,6 +121,13 @@ def solve(
         )
     elif len(pools) > 1 and len(best.types) == 1 and evaluate is None:
         console.print(f"no mix of types is faster than {best.types[0]} alone")
+    for plan in finer:
+        console.print(
+            f"finer: {plan.virtual_nodes} virtual nodes of {plan.shares[0].node_size} examples would take "
+            f"{plan.step_seconds:.4g} s a step, {1 - plan.step_seconds / best.step_seconds:.1%} less; that is another "
+            "job, with other bits",
+            soft_wrap=True,
+        )
     for share in best.shares:
         profile = known.profile(share.device_type)
         if not profile.is_measured(share.node_size):

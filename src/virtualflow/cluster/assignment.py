@@ -29,7 +29,7 @@ class Assignment:
         for state, grant in grants:
             kept[state.id] = self._free_surplus(state, grant)
             if state.host is not None and grant.beside != state.host:
-                self._leave_seat(state)
+                self._leave_host(state)
         for state, _ in grants:
             for other in [self.running[name] for name in state.co_located]:
                 if other.id not in kept and not set(other.devices) <= set(kept[state.id]):
@@ -181,7 +181,7 @@ class Assignment:
     def _set(self, now: float, state: ScheduledJob, devices: tuple[str, ...], host: str | None) -> None:
         if state.devices:
             self.lacking -= max(0, state.job.demand - state.allocation)
-        self._leave_seat(state)
+        self._leave_host(state)
         state.change(now, devices, self.placement.counts(devices), host)
         if host is not None:
             self.running[host].co_located += (state.id,)
@@ -192,7 +192,7 @@ class Assignment:
             state.co_located = ()
             self.running.pop(state.id, None)
 
-    def _leave_seat(self, state: ScheduledJob) -> None:
+    def _leave_host(self, state: ScheduledJob) -> None:
         """Its host has room for another job."""
         if state.host is not None and state.host in self.running:
             host = self.running[state.host]

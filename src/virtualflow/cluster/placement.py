@@ -26,7 +26,7 @@ class Placement:
         self._type: list[str] = []  # machine -> device type
         self._free: list[list[str]] = []  # machine -> free devices, the first one last
         self._room: list[int] = []  # machine -> how many are free
-        self._rooms: dict[str, _Rooms] = {}
+        self._free_machines: dict[str, _FreeMachines] = {}
         self.free: dict[str, int] = {}
         self.capacity: dict[str, int] = {}
         self.lost: set[str] = set()
@@ -37,8 +37,8 @@ class Placement:
             self.machine_sizes[pool.device_type] = pool.machines
 
     def _add_machine(self, device_type: str, devices: list[str]) -> None:
-        if device_type not in self._rooms:
-            self._rooms[device_type] = _Rooms()
+        if device_type not in self._free_machines:
+            self._free_machines[device_type] = _FreeMachines()
             self.free[device_type] = self.capacity[device_type] = 0
             self.machine_sizes[device_type] = ()
         machine, size = len(self._free), len(devices)
@@ -48,7 +48,7 @@ class Placement:
         self._type.append(device_type)
         self._free.append(devices[::-1])
         self._room.append(size)
-        self._rooms[device_type].put(machine, size)
+        self._free_machines[device_type].put(machine, size)
         self.free[device_type] += size
         self.capacity[device_type] += size
 
@@ -79,7 +79,7 @@ class Placement:
             machines.setdefault(self._type[machine], []).append(count)
         # In the cluster's order, so that equal placements are equal values.
         return tuple(
-            Pool(name, tuple(sorted(machines[name], reverse=True))) for name in self._rooms if name in machines
+            Pool(name, tuple(sorted(machines[name], reverse=True))) for name in self._free_machines if name in machines
         )
 
     def take(self, device_type: str, count: int, near: Sequence[str] = ()) -> list[str]:
@@ -92,7 +92,7 @@ class Placement:
                 if len(taken) < count and self._free[machine]:
                     taken += self._take_from(machine, count - len(taken))
         while len(taken) < count:
-            taken += self._take_from(self._rooms[device_type].best(count - len(taken)), count - len(taken))
+            taken += self._take_from(self._free_machines[device_type].best(count - len(taken)), count - len(taken))
         return taken
 
     def claim(self, devices: Iterable[str]) -> None:
@@ -169,8 +169,8 @@ class Placement:
     def _move(self, machine: int, change: int) -> None:
         """Note that a machine is about to have more or fewer free devices."""
         device_type, room = self._type[machine], self._room[machine]
-        self._rooms[device_type].drop(machine, room)
-        self._rooms[device_type].put(machine, room + change)
+        self._free_machines[device_type].drop(machine, room)
+        self._free_machines[device_type].put(machine, room + change)
         self._room[machine] = room + change
         self.free[device_type] += change
 
@@ -183,7 +183,7 @@ def _counted(items: Iterable[Item]) -> dict[Item, int]:
     return counts
 
 
-class _Rooms:
+class _FreeMachines:
     """Machines of one type by how many of their devices are free."""
 
     def __init__(self) -> None:

@@ -54,6 +54,7 @@ class Scheduler:
         self.memory = DeviceMemory(memory)
         self.placement = Placement(pools)
         self.policy = policy
+        self.throughput = throughput
         self._throughput = HeldThroughput(throughput) if memory else throughput
         self._assignment = Assignment(self.placement, self._throughput, restarts=policy.restarts)
         self._states: dict[str, ScheduledJob] = {}
@@ -90,7 +91,7 @@ class Scheduler:
             running=self._assignment.running,
             queue=self._queue,
             lacking=self._assignment.lacking,
-            throughput=self._throughput,
+            throughput=self.throughput,
             machine_sizes=self.placement.machine_sizes,
             jobs_changed=self._jobs_changed,
             start_seconds=self.start_seconds,
@@ -173,7 +174,7 @@ class Scheduler:
     def _arrived(self, job: Job, attained: float = 0.0) -> None:
         if job.id in self._states:
             raise ConfigError(f"there is a job {job.id} already")
-        if not any(self._throughput.usable(job, name) for name in self.placement.machine_sizes):
+        if not any(self.throughput.usable(job, name) for name in self.placement.machine_sizes):
             types = ", ".join(self.placement.machine_sizes)
             raise ConfigError(
                 f"job {job.id} ({job.workload}, node size {job.node_size}) can run on no device of this cluster "

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import fmean
 
+from virtualflow.core.devices import type_of
+from virtualflow.core.mapping import DeviceId, Mapping
 from virtualflow.errors import MappingError
 
 BLOCK_ELEMENTS = 1 << 20  # a multiple of what the kernels of fused optimizers, and rows of squares, take at once
@@ -52,6 +56,24 @@ def place(sizes: Sequence[int], devices: int, copies: int, shares: Sequence[floa
         holders.append(held if len(set(held)) == copies else _distinct(held, devices))
         before += size
     return _take_turns(holders, sizes)
+
+
+def shares(devices: Sequence[DeviceId], mapping: Mapping, memories: Sequence[int] = ()) -> list[float]:
+    """The part of each of *devices*: by speed, and no more than by memory if all say how many bytes they have.
+
+    The *mapping* tells how fast devices are, by their types: what one of them has a node more of is rounding.
+    """
+    nodes: dict[str, list[int]] = {}
+    for device, count in Counter(mapping.devices).items():
+        nodes.setdefault(type_of(device), []).append(count)
+    by_speed = _normed([fmean(nodes.get(type_of(device), [1])) for device in devices])
+    if not memories or not all(memories):
+        return by_speed
+    return [min(speed, memory) for speed, memory in zip(by_speed, _normed(memories), strict=True)]
+
+
+def _normed(values: Sequence[float]) -> list[float]:
+    return [value / sum(values) for value in values]
 
 
 def _lengths(devices: int, copies: int, shares: Sequence[float] | None) -> list[float]:

@@ -1,11 +1,15 @@
 """In which order devices run their cells: a pure function of the grid, so that every worker computes the same lists.
 
-One list scheduler over a simulated clock serves any grid. The lists are the order of a run in which all that a cell
-needs was there when it began, so they can't deadlock as long as sending blocks nobody.
+One list scheduler over a simulated clock serves any grid. On that clock the stages that a device runs in a row take as
+long as those of any other, as they do where a cut is good: a pipeline's order is then the same however it is cut. The
+lists are the order of a run in which all that a cell needs was there when it began, so they can't deadlock as long as
+sending blocks nobody.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +20,7 @@ from virtualflow.errors import ConfigError
 
 SCHEDULES = ("1f1b", "gpipe")
 FORWARD, BACKWARD = "F", "B"
+TIMES = {FORWARD: 1.0, BACKWARD: 2.0}  # of a device's stages together, on the simulated clock
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,20 +45,6 @@ Timeline = dict[DeviceId, list[TimedRun]]
 Stretch = tuple[DeviceId, tuple[int, ...]]  # a device and the stages in a row that it runs of one virtual node
 
 
-@dataclass(frozen=True, slots=True)
-class StageCosts:
-    """How long the stages take each way, and what a message between devices adds."""
-
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    message: float = 0.0
-
-    @classmethod
-    def equal(cls, stages: int) -> StageCosts:
-        """A backward takes about twice as long as its forward."""
-        return cls((1.0,) * stages, (2.0,) * stages)
-
-
 def check_schedule(kind: str) -> None:
     if kind not in SCHEDULES:
         raise ConfigError(f"schedule={kind!r}, expected one of {', '.join(map(repr, SCHEDULES))}")
@@ -61,13 +52,32 @@ def check_schedule(kind: str) -> None:
 
 def orders(cells: Cells, kind: str, busy: Sequence[int]) -> dict[DeviceId, list[CellRun]]:
     """What each device runs, one after another, for the *busy* virtual nodes: those that have examples."""
-    times = _simulated(cells, kind, tuple(busy), StageCosts.equal(cells.stages))
+    check_schedule(kind)
+    route = segments(cells.routes[busy[0]]) if len(busy) else []
+    if len({cells.routes[node] for node in busy}) == 1 and len({owner for owner, _ in route}) == len(route):
+        return {device: list[CellRun]() for device in cells.devices} | _pipeline_orders(route, kind, sorted(busy))
+    times = _simulated(cells, kind, tuple(busy))
     return {device: [timed.run for timed in line] for device, line in times.items()}
 
 
-def timeline(cells: Cells, kind: str, costs: StageCosts | None = None) -> Timeline:
+def _pipeline_orders(route: Sequence[Stretch], kind: str, busy: Sequence[int]) -> dict[DeviceId, list[CellRun]]:
+    """What the scheduler finds for a plain pipeline, without the search."""
+    found = {}
+    for place, (device, stages) in enumerate(route):
+        forwards = [[CellRun(FORWARD, stage, node) for stage in stages] for node in busy]
+        backwards = [[CellRun(BACKWARD, stage, node) for stage in reversed(stages)] for node in busy]
+        ahead = len(busy) if kind == "gpipe" else min(len(busy), len(route) - place)
+        line = forwards[:ahead]
+        for done, backward in enumerate(backwards):
+            line += [backward, *forwards[ahead + done : ahead + done + 1]]
+        found[device] = [run for passed in line for run in passed]
+    return found
+
+
+def timeline(cells: Cells, kind: str) -> Timeline:
     """The same for all virtual nodes, with simulated times."""
-    return _simulated(cells, kind, tuple(range(cells.virtual_nodes)), costs or StageCosts.equal(cells.stages))
+    check_schedule(kind)
+    return _simulated(cells, kind, tuple(range(cells.virtual_nodes)))
 
 
 def bubbles(times: Timeline) -> dict[DeviceId, float]:
@@ -115,9 +125,11 @@ def flight_limit(routes: Iterable[list[Stretch]], device: DeviceId) -> int:
 
 
 @lru_cache(maxsize=64)
-def _simulated(cells: Cells, kind: str, busy: tuple[int, ...], costs: StageCosts) -> Timeline:
-    check_schedule(kind)
-    return _Simulation(cells, kind, busy, costs).run()
+def _simulated(cells: Cells, kind: str, busy: tuple[int, ...]) -> Timeline:
+    return _Simulation(cells, kind, busy).run()
+
+
+Item = tuple[str, int, int]  # a direction, a virtual node and the place of a segment on its route
 
 
 class _Simulation:
@@ -126,61 +138,83 @@ class _Simulation:
     1F1B begins a forward only while fewer segments are in flight on the device than its limit, and else alternates.
     """
 
-    def __init__(self, cells: Cells, kind: str, busy: tuple[int, ...], costs: StageCosts) -> None:
-        self._kind, self._costs = kind, costs
-        self._devices = cells.devices
+    def __init__(self, cells: Cells, kind: str, busy: tuple[int, ...]) -> None:
+        self._kind = kind
+        self._places = {device: place for place, device in enumerate(cells.devices)}
         self._segments = {node: segments(cells.routes[node]) for node in busy}
-        self._limits = {device: flight_limit(self._segments.values(), device) for device in self._devices}
-        owners = [device for route in self._segments.values() for device, _ in route]
-        self._forwards_left = {device: owners.count(device) for device in self._devices}
-        self._flying = dict.fromkeys(self._devices, 0)
-        self._free_at = dict.fromkeys(self._devices, 0.0)
-        self._last = dict.fromkeys(self._devices, BACKWARD)
-        self._ready = {(FORWARD, node, 0): 0.0 for node in busy}  # when its input is there
-        self._times: Timeline = {device: [] for device in self._devices}
+        different = [segments(route) for route in {cells.routes[node] for node in busy}]
+        self._limits = {device: flight_limit(different, device) for device in self._places}
+        owners = Counter(device for route in self._segments.values() for device, _ in route)
+        self._forwards_left = {device: owners[device] for device in self._places}
+        self._flying = dict.fromkeys(self._places, 0)
+        self._free_at = dict.fromkeys(self._places, 0.0)
+        self._last = dict.fromkeys(self._places, BACKWARD)
+        self._ready: dict[DeviceId, dict[str, dict[Item, float]]] = {  # when the input of what may run is there
+            device: {FORWARD: {}, BACKWARD: {}} for device in self._places
+        }
+        for node in busy:
+            self._ready[self._segments[node][0][0]][FORWARD][FORWARD, node, 0] = 0.0
+        # What each device would run next, the earliest first; one that was looked at again since does not count.
+        self._next_runs: list[tuple[tuple[float | int | bool | str, ...], int, Item]] = []
+        self._looks = dict.fromkeys(self._places, 0)
+        self._times: Timeline = {device: [] for device in self._places}
 
     def run(self) -> Timeline:
-        while self._ready:
-            # Routes in both directions, a to b and b to a, can fill each other: then one node passes its limit.
-            self._make(self._next(strict=True) or self._next(strict=False))
+        for device in self._places:
+            self._look(device)
+        while (item := self._next()) is not None:
+            self._make(item)
         return self._times
 
-    def _next(self, *, strict: bool) -> tuple[str, int, int] | None:
+    def _next(self) -> Item | None:
         """The earliest start; then the other direction than last time, the earlier node, the deeper segment."""
-        allowed = [item for item in self._ready if self._may_run(item, strict)]
-        return min(allowed, key=self._rank) if allowed else None
+        while self._next_runs:
+            _, look, item = heapq.heappop(self._next_runs)
+            if look == self._looks[self._device_of(item)]:
+                return item
+        # Routes in both directions, a to b and b to a, can fill each other: then one node passes its limit.
+        waiting = [item for ready in self._ready.values() for items in ready.values() for item in items]
+        return min(waiting, key=self._rank) if waiting else None
 
-    def _may_run(self, item: tuple[str, int, int], strict: bool) -> bool:
-        direction, node, place = item
-        device = self._segments[node][place][0]
+    def _device_of(self, item: Item) -> DeviceId:
+        return self._segments[item[1]][item[2]][0]
+
+    def _look(self, device: DeviceId) -> None:
+        """See what *device* would run next."""
+        self._looks[device] += 1
+        ready = self._ready[device]
+        allowed = [item for direction in ready if self._may_run(direction, device) for item in ready[direction]]
+        if allowed:
+            rank, item = min((self._rank(item), item) for item in allowed)
+            heapq.heappush(self._next_runs, (rank, self._looks[device], item))
+
+    def _may_run(self, direction: str, device: DeviceId) -> bool:
         if self._kind == "gpipe":
             return direction == FORWARD or not self._forwards_left[device]
-        return direction == BACKWARD or not strict or self._flying[device] < self._limits[device]
+        return direction == BACKWARD or self._flying[device] < self._limits[device]
 
-    def _rank(self, item: tuple[str, int, int]) -> tuple[float | int | bool | str, ...]:
+    def _rank(self, item: Item) -> tuple[float | int | bool | str, ...]:
         direction, node, place = item
-        device = self._segments[node][place][0]
-        start = max(self._free_at[device], self._ready[item])
-        age = node if direction == BACKWARD else node // len(self._devices)
-        return start, self._devices.index(device), direction == self._last[device], age, -place, node, direction
+        device = self._device_of(item)
+        start = max(self._free_at[device], self._ready[device][direction][item])
+        age = node if direction == BACKWARD else node // len(self._places)
+        return start, self._places[device], direction == self._last[device], age, -place, node, direction
 
-    def _make(self, item: tuple[str, int, int] | None) -> None:
-        assert item is not None
+    def _make(self, item: Item) -> None:
         direction, node, place = item
         route = self._segments[node]
         device, stages = route[place]
-        time = max(self._free_at[device], self._ready.pop(item))
+        time = max(self._free_at[device], self._ready[device][direction].pop(item))
+        cost = TIMES[direction] / len(stages)  # whoever runs more stages has shorter ones, or is faster
         for stage in stages if direction == FORWARD else reversed(stages):
-            cost = (self._costs.forward if direction == FORWARD else self._costs.backward)[stage]
             self._times[device].append(TimedRun(time, time + cost, CellRun(direction, stage, node)))
             time += cost
         self._free_at[device], self._last[device] = time, direction
         self._flying[device] += 1 if direction == FORWARD else -1
-        if direction == FORWARD:
-            self._forwards_left[device] -= 1
-            if place + 1 < len(route):
-                self._ready[FORWARD, node, place + 1] = time + self._costs.message
-            else:
-                self._ready[BACKWARD, node, place] = time
-        elif place:
-            self._ready[BACKWARD, node, place - 1] = time + self._costs.message
+        self._forwards_left[device] -= direction == FORWARD
+        if direction == FORWARD and place + 1 == len(route):
+            self._ready[device][BACKWARD][BACKWARD, node, place] = time
+        elif (then := place + (1 if direction == FORWARD else -1)) >= 0:
+            self._ready[route[then][0]][direction][direction, node, then] = time
+            self._look(route[then][0])
+        self._look(device)

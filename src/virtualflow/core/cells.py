@@ -95,14 +95,13 @@ def with_copies(cells: Cells, copies: int) -> Cells:
     The devices that hold the fewest stages become shadows.
     """
     bare, shadows = replace(cells, shadows=()), []
-    devices = bare.devices
-    all_runners = [bare.runners(stage) for stage in range(bare.stages)]
-    held = Counter(device for runners in all_runners for device in runners)
-    for runners in all_runners:
-        free = sorted((d for d in devices if d not in runners), key=lambda d: (held[d], devices.index(d)))
-        chosen = tuple(free[: max(0, copies - len(runners))])
-        for device in chosen:
-            held[device] += 1
+    places = {device: place for place, device in enumerate(bare.devices)}
+    runners = [bare.runners(stage) for stage in range(bare.stages)]
+    held = Counter(device for stage in runners for device in stage)
+    for running in runners:
+        free = [] if len(running) >= copies else [device for device in places if device not in running]
+        chosen = tuple(sorted(free, key=lambda device: (held[device], places[device]))[: max(0, copies - len(running))])
+        held.update(chosen)
         shadows.append(chosen)
     return replace(bare, shadows=tuple(shadows))
 

@@ -11,6 +11,7 @@ POINTS = (
     "before the scalars",
     "after the scalars",
     "optimizer",
+    "share",
     "squares",
     "after the update",
     "parameters",
@@ -21,6 +22,8 @@ POINTS = (
     "send state",
     "receive state",
     "joining",
+    "form group",
+    "compare connections",
 )
 STAGE_POINTS = (  # of a job whose model is cut into stages, besides those of every step
     "send activations",
@@ -28,6 +31,7 @@ STAGE_POINTS = (  # of a job whose model is cut into stages, besides those of ev
     "send gradients",
     "receive gradients",
     "shadow",
+    "shadow's update",
     "before the squares",
 )
 _hook: Callable[[str], None] | None = None

@@ -78,6 +78,36 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """What steps took on devices that the job had, and what the model of its speed makes of it."""
+
+    devices: dict[str, int]  # by type
+    waves: dict[str, int]  # the most virtual nodes on one device, by type
+    steps: int
+    step_seconds: float
+    predicted_step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedSpeed:
+    """What a step would take on other devices."""
+
+    devices: dict[str, int]  # by type
+    step_seconds: float
+    deviation_seconds: float  # standard deviation of that prediction
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedView:
+    """What a manager knows of a job's speed, and from where. Of *unseen* types nothing is known: like the others."""
+
+    source: str
+    unseen: list[str]
+    measured: list[MeasuredSpeed]
+    predicted: list[PredictedSpeed]
+
+
+@dataclass(frozen=True, slots=True)
 class JobDetails:
     """What is shown of one job beside its view. A job without a manager has neither launches nor retries."""
 
@@ -92,6 +122,7 @@ class JobDetails:
     memory: MemoryNeeds | None = None
     cells: Sequence[Sequence[str]] = ()  # of a model in stages: for each, the device of each virtual node
     shadows: Sequence[Sequence[str]] = ()  # for each stage, the devices that hold it besides
+    speed: SpeedView | None = None  # known to managers only
 
     def with_view(self, view: JobView) -> dict[str, Any]:
         """All of it as JSON."""

@@ -130,6 +130,11 @@ class Roster:
         """The number of workers that were lost without a preemption notice."""
         return self._failures
 
+    @property
+    def suspects_a_worker(self) -> bool:
+        """Whether a group has broken, and no worker is known to be lost."""
+        return self._reports.is_second_try
+
     def group(self, name: str) -> tuple[DeviceId, ...]:
         """The members of the group of that name; none if it belongs to another generation."""
         return (self.pending or self._generation).group(name)
@@ -271,14 +276,14 @@ class Roster:
 
     def _tick(self, now: float) -> list[RosterAction]:
         actions: list[RosterAction] = []
-        if self._reports.are_overdue(now, max(2.0, self._patience_seconds / 10)):
-            # A worker that has not noticed the broken group is stopped, or stuck in the user's code.
-            current = [d for d in (self.pending or self._generation).devices if d not in self._ended]
-            silent = self._reports.missing_from(current)
-            actions += [KillWorker(device) for device in silent]
-            if not silent:
+        current = [d for d in (self.pending or self._generation).devices if d not in self._ended]
+        if self._reports.are_overdue(current, now, max(2.0, self._patience_seconds / 10)):
+            if stuck := self._reports.stuck(current):
+                self._reports.clear()
+                actions += [KillWorker(device, STUCK) for device in stuck]
+            else:
                 actions += self._publish_loss(())
-            self._reports.clear()
+                self._reports.is_second_try = True
         if self._nobody_takes_over(now):
             return actions + self._stop(now)
         if self._back_off.may_start(now):
@@ -395,6 +400,7 @@ CLOSED = (
     "the job is past the loop of its first Trainer. A worker that joins runs the script from the top, so none can "
     "join a later one; fewer devices are possible"
 )
+STUCK = "it keeps the others from forming a group: it stands still, or its script does not come to the end of a step"
 HOPELESS = (
     "{} workers were lost in a row. Something kills every worker that this job starts: look at the script, and at the "
     "memory of the machine."

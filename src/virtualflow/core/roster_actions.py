@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import DeviceId
@@ -17,9 +17,10 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """End a worker at once."""
+    """End a worker at once. *why* is for the log, if that is no usual thing."""
 
     device: DeviceId
+    why: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

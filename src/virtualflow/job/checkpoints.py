@@ -91,6 +91,8 @@ def set_newer_aside(folder: JobFolder, checkpoint: Path) -> list[Path]:
 def _damage(path: Path) -> str | None:
     try:
         sealed_files.check(path)
+        for part in sorted(sealed_files.parts_folder(path).glob("*.pt")):
+            sealed_files.check(part)
     except CheckpointError as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno != errno.EIO:  # who knows what is in it
@@ -100,4 +102,7 @@ def _damage(path: Path) -> str | None:
 
 
 def _set_aside(path: Path, suffix: str) -> Path:
-    return path.rename(path.with_name(path.name + suffix))
+    kept = path.with_name(path.name + suffix)
+    if (parts := sealed_files.parts_folder(path)).is_dir():
+        parts.rename(sealed_files.parts_folder(kept))
+    return path.rename(kept)

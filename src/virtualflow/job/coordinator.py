@@ -33,7 +33,7 @@ from virtualflow.job.exchange import Exchange
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.job_requests import JobRequests
 from virtualflow.job.listener import Listener
-from virtualflow.job.outcome import Ending, JobOutcome
+from virtualflow.job.outcome import Ending, JobOutcome, signal_name
 from virtualflow.job.output import Sink
 from virtualflow.job.spec import CHANGED, EXIT, NO_MAPPING, Failure
 from virtualflow.job.starting import RETRY_SECONDS, Starting
@@ -134,7 +134,7 @@ class Coordinator:
         self._crew.end_unreported(self._job.patience_seconds)
         # A worker that starts, or one on another machine, may hang where no other waits for it in a collective.
         self._crew.kill_silent((*self.roster.starting, *self._crew.guests), self._job.patience_seconds)
-        self._crew.kill_left_behind(2 * self._job.patience_seconds)
+        self._crew.kill_left_behind(self._job.patience_seconds * (1 if self.roster.suspects_a_worker else 2))
         self._give_up_hanging(now)
         self._requests.follow_up(now)
         self._write_status()
@@ -282,6 +282,7 @@ class Coordinator:
         elif code > 0:
             self._ending.end(JobOutcome(code, failure or Failure(worker.device, EXIT, self._unseen_stderr(worker))))
         elif code != 0 or not (self._ending.is_stopping or worker.leaving):
+            _log.warning("device %s: its worker was lost (%s)", worker.device, signal_name(-code))
             self._ending.note_loss(worker.device, code)
             self._handle(on.WorkerGone(worker.device))
         if self._ending.is_stopping and not self._crew.workers:
@@ -344,7 +345,9 @@ class Coordinator:
             match action:
                 case StartWorker(device):
                     self._start_joiner(device)
-                case KillWorker(device):
+                case KillWorker(device, why):
+                    if why:
+                        _log.warning("device %s is ended: %s", device, why)
                     self._crew.kill(device)
                 case PublishGeneration(generation):
                     self._crew.send_to_all(messages.NewGeneration(generation))

@@ -190,7 +190,7 @@ class Crew:
         try:
             messages = worker.wire.receive()
         except MessageError as error:
-            self._end_confused(worker, error)
+            self._end_faulty(worker, error)
             return False
         if messages is None:
             self.selector.unregister(worker.wire)
@@ -209,9 +209,9 @@ class Crew:
             self._owner.on_message(worker, message)
         except Exception as error:
             _log.info("what a message of device %s led to", worker.device, exc_info=True)
-            self._end_confused(worker, error)
+            self._end_faulty(worker, error)
 
-    def _end_confused(self, worker: Worker, error: Exception) -> None:
+    def _end_faulty(self, worker: Worker, error: Exception) -> None:
         """Whatever one worker sends, the others go on."""
         _log.warning("device %s sent what can't be understood (%r), and is ended", worker.device, error)
         if worker.wire in self.selector.get_map():

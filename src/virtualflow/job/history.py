@@ -10,6 +10,7 @@ from typing import Any
 
 from virtualflow.core.cells import Cells
 from virtualflow.core.job_view import Progress
+from virtualflow.core.step_times import StepTimes
 from virtualflow.events import (
     Evaluated,
     EventReader,
@@ -48,6 +49,8 @@ class Watch:
     examples_per_second: float | None = None
     step_seconds: float | None = None
     devices: int = 0
+    examples: int | None = None  # of the largest step
+    times: StepTimes = field(default_factory=StepTimes)
     samples: list[Sample] = field(default_factory=list)
     notable: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=200))
     metrics: dict[str, list[tuple[float, int, float]]] = field(default_factory=dict)  # by name: time, step and value
@@ -107,12 +110,14 @@ class Watch:
     def _note_devices(self, time: float, event: RunStarted | Regrouped) -> None:
         self.devices = len(event.devices)
         self.cells = Cells.of_rows(event.cells, event.shadows) if event.cells else None
+        self.times.change(event.mapping)
         self._recent.clear()
         self.shapes.append((time, tuple(event.devices)))
 
     def _note_step(self, time: float, event: StepDone) -> None:
         self.step, self.loss = event.step + 1, event.loss if math.isfinite(event.loss) else None
         if math.isfinite(event.seconds):
+            self._note_time(event)
             self._recent.append((event.examples, event.seconds))
             seconds = max(sum(seconds for _, seconds in self._recent), 1e-9)
             self.step_seconds = seconds / len(self._recent)
@@ -125,6 +130,12 @@ class Watch:
             kept = enumerate(self.samples)
             self.samples = [sample for place, sample in kept if place % 2 == 0 or sample.examples_per_second is None]
             self._every *= 2
+
+    def _note_time(self, event: StepDone) -> None:
+        """A short last batch takes less, and says nothing of the others."""
+        self.examples = max(self.examples or 0, event.examples)
+        if event.examples == self.examples:
+            self.times.note(event.seconds)
 
     def _note_metric(self, time: float, step: int, name: str, value: float) -> None:
         if math.isfinite(value):

@@ -114,7 +114,7 @@ class JobRequests:
         """Do what was asked for before, and is due *now*."""
         if self._exchange.is_planned and self._roster.is_settled and not self._ending.is_stopping:
             self._go_on_exchanging()
-        self._obey_signal()
+        self._act_on_signal()
         if now > self._stop_before:
             self._ending.fail(LATE, LATE_STOP)
 
@@ -125,7 +125,7 @@ class JobRequests:
             self._exchange.give_up()
             self._show(f"{exchange.GIVEN_UP}: {error}")
 
-    def _obey_signal(self) -> None:
+    def _act_on_signal(self) -> None:
         if not self._signal_notice or self._ending.is_over:
             return
         self._show(self._signal_notice)

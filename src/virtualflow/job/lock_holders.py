@@ -32,7 +32,7 @@ def holders_of_removed(path: Path) -> list[int]:
     return [pid for pid in _processes() if _holds(pid, (name,))]
 
 
-def words_of(pid: int) -> list[str]:
+def command_line_of(pid: int) -> list[str]:
     """The command line of a process; empty if it is gone."""
     with suppress(*GONE):
         return (PROCESSES / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]

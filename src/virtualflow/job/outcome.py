@@ -92,11 +92,17 @@ class Ending:
         return self.failure.cause in (LOST, LATE)
 
 
+def signal_name(number: int) -> str:
+    """What ended a worker; 0 is no signal."""
+    if not number:
+        return "it ended by itself"
+    known = number in set(signal.Signals)  # realtime signals have no names here
+    return signal.Signals(number).name if known else f"signal {number}"
+
+
 def signal_advice(device: str, number: int) -> str:
     """What may have killed a worker by the signal of this number."""
-    known = number in set(signal.Signals)
-    name = signal.Signals(number).name if known else f"signal {number}"  # realtime signals have no names here
-    text = f"the worker of device {device} was killed by {name}."
+    text = f"the worker of device {device} was killed by {signal_name(number)}."
     if number == signal.SIGKILL:
         text += (
             " If that was not done by hand, the machine ran out of memory: use more virtual nodes (each is then "

@@ -194,7 +194,7 @@ def _emit(stream: str, data: bytes) -> None:
             ready.poll()
 
 
-class _Outlasting(io.FileIO):
+class _LastingStream(io.FileIO):
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
@@ -202,7 +202,7 @@ class _Outlasting(io.FileIO):
             return len(data)
 
 
-def outlasting(descriptor: int) -> TextIO:
+def lasting_stream(descriptor: int) -> TextIO:
     """A worker's stream to the coordinator: what is printed after that has died is lost, and the worker goes on."""
-    raw = io.BufferedWriter(_Outlasting(descriptor, "w", closefd=False))
+    raw = io.BufferedWriter(_LastingStream(descriptor, "w", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)

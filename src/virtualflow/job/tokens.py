@@ -141,7 +141,7 @@ def connect(host: str, port: int, token: Token) -> Joined:
         raise LaunchError(f"no job answers at {host}:{port}: {error}. Is `vf run --listen` running there?") from error
     connection.settimeout(ANSWER_SECONDS)
     try:
-        work = _shake_hands(connection, token, f"{host}:{port}")
+        work = _handshake(connection, token, f"{host}:{port}")
     except LaunchError:
         connection.close()
         raise
@@ -149,7 +149,7 @@ def connect(host: str, port: int, token: Token) -> Joined:
     return Joined(connection, address, work)
 
 
-def _shake_hands(connection: socket.socket, token: Token, place: str) -> WorkAssigned:
+def _handshake(connection: socket.socket, token: Token, place: str) -> WorkAssigned:
     try:
         nonce = secrets.token_hex(16)
         answer = token.proof(WORKER, decoded(CHALLENGES, _line(connection)).nonce)

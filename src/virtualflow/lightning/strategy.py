@@ -74,7 +74,7 @@ class VirtualFlowStrategy(SingleDeviceStrategy):
         self._trains = False  # it has begun to
         self._led = solo.leads()
         self.engine: vf.Trainer | None = None
-        self._look_who_leads()
+        self._update_lead()
 
     # Who is rank zero
 
@@ -93,7 +93,7 @@ class VirtualFlowStrategy(SingleDeviceStrategy):
 
     local_rank = global_rank
 
-    def _look_who_leads(self) -> None:
+    def _update_lead(self) -> None:
         """After whatever a lead may have been lost in: Lightning asks a global variable."""
         leads, led = self.is_global_zero, self._led
         if leads and self.lightning_module is not None:
@@ -115,7 +115,7 @@ class VirtualFlowStrategy(SingleDeviceStrategy):
             self._inside = False
             raise
         finally:
-            self._look_who_leads()
+            self._update_lead()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         if not self._inside:
@@ -142,7 +142,7 @@ class VirtualFlowStrategy(SingleDeviceStrategy):
     def connect(self, model: Any) -> None:
         super().connect(model)
         loggers.name_after_job(model.trainer)
-        self._look_who_leads()
+        self._update_lead()
 
     def setup(self, trainer: Trainer) -> None:
         module, fits = self.lightning_module, trainer.state.fn == "fit"
@@ -179,7 +179,7 @@ class VirtualFlowStrategy(SingleDeviceStrategy):
             self._saved = None
         self._inside = True
         _pass_tickets(module)
-        self._look_who_leads()
+        self._update_lead()
 
     def on_train_start(self) -> None:
         assert self.engine is not None

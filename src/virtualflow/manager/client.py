@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -132,6 +133,9 @@ class Client:
         except ConnectionRefusedError:
             raise ManagerError(f"no manager answers at {self.address}. `vf cluster up` starts one there.") from None
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+                plain = self.address.replace("https:", "http:", 1)
+                raise ManagerError(f"the server at {self.address} is not encrypted: use {plain}") from None
             raise ManagerError(
                 f"the manager at {self.address} did not answer: {error or type(error).__name__}"
             ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from virtualflow.cluster.throughput.learnt import StepModel
 from virtualflow.core.job_view import DeviceUse
 from virtualflow.core.memory_needs import MemoryNeeds
 from virtualflow.job.history import Watch
@@ -18,11 +19,17 @@ def expected_seconds(record: Record) -> float:
     return record.expect_seconds or UNKNOWN_SECONDS
 
 
-def new_estimate(record: Record, watch: Watch) -> float | None:
-    """How long it takes on its full demand, if twice the devices are twice as fast; None if that is nothing new."""
+def new_estimate(record: Record, watch: Watch, model: StepModel | None = None) -> float | None:
+    """How long it takes on its full demand; None if that is nothing new.
+
+    Where nothing was learnt of its speed yet, twice the devices are taken to be twice as fast.
+    """
     if watch.steps is None or watch.step_seconds is None or not watch.devices:
         return None
-    seconds = max(1.0, watch.steps * watch.step_seconds * watch.devices / record.max_devices)
+    step_seconds = watch.step_seconds * watch.devices / record.max_devices
+    if model is not None and model.measured:
+        step_seconds = model.fastest(record.max_devices)
+    seconds = max(1.0, watch.steps * step_seconds)
     known = expected_seconds(record)
     return None if known / SCALE < seconds < known * SCALE else seconds
 

@@ -33,7 +33,7 @@ class Escalation:
         number, everybody = self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
         self._next = now + self._patience_seconds * (2 if number == signal.SIGKILL else 1)
         for pid in lock_holders.holders(self._folder.lock):
-            meant = pid != os.getpid() and (everybody or SERVE in lock_holders.words_of(pid))
+            meant = pid != os.getpid() and (everybody or SERVE in lock_holders.command_line_of(pid))
             if meant and lock_holders.send(pid, self._folder.lock, number):
                 who = "what is left of it" if everybody else "its coordinator"
                 name = signal.Signals(number).name

@@ -44,7 +44,7 @@ from virtualflow.manager.record import Record
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission, check_priority
 from virtualflow.manager.takeover import taken_over
-from virtualflow.system.clock import Steady
+from virtualflow.system.clock import SteadyClock
 from virtualflow.system.home import home, new_job_id
 
 MIN_FREE_BYTES = 32 << 20  # on disk, for a submit
@@ -72,7 +72,7 @@ class Manager:
         self.records = records
         self.fleet = fleet or Fleet(cluster.patience_seconds)
         self.lock = threading.RLock()
-        self._seconds = Steady(clock)  # what the scheduler goes by
+        self._seconds = SteadyClock(clock)  # what the scheduler goes by
         self.reconciler = Reconciler(cluster, policy, records, self.fleet, clock, self._seconds)
         self._driver = self.reconciler.driver
         self._handle, self._job = self._driver.handle, self._driver.job
@@ -283,6 +283,8 @@ class Manager:
         self.records.save(
             [record for record in (*restored.running, *restored.waiting) if record != self.records[record.id]]
         )
+        for record in (*restored.running, *restored.waiting):
+            self.reconciler.note_speed(record)
         running = tuple((self._job(record), record.devices) for record in restored.running)
         waiting, attained = tuple(map(self._job, restored.waiting)), self.records.attained(self.clock())
         self._handle(JobsRestored(self._seconds(), running, waiting, attained))
@@ -309,6 +311,7 @@ class Manager:
 
     def _arrives(self, record: Record) -> None:
         self._driver.note_arrival(record, self._seconds())
+        self.reconciler.note_speed(record)
         self._handle(JobArrived(self._seconds(), self._job(record)))
 
     def _known(self, devices: Iterable[str]) -> Iterable[str]:

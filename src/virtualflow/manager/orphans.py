@@ -120,7 +120,7 @@ def record_of(folder: JobFolder, now: float) -> Record:
         failures=status.failures,
     )
     for pid in lock_holders.holders(folder.lock):
-        words = lock_holders.words_of(pid)
+        words = lock_holders.command_line_of(pid)
         if SERVE in words:
             directory = lock_holders.directory_of(pid) or record.directory
             record = replace(record, interpreter=words[0], directory=directory, launches=1)
@@ -142,7 +142,7 @@ def adopted(folder: JobFolder, now: float) -> Record:
 
 def _coordinator_variables(folder: JobFolder) -> dict[str, str] | None:
     for pid in lock_holders.holders(folder.lock):
-        if SERVE in lock_holders.words_of(pid):
+        if SERVE in lock_holders.command_line_of(pid):
             return lock_holders.environment_of(pid)
     return None
 

@@ -16,6 +16,7 @@ from virtualflow.job.status import JobStatus
 from virtualflow.manager import description, environment, estimates, lifecycle
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.fleet import End, Fleet, Origin
+from virtualflow.manager.job_speeds import JobSpeeds
 from virtualflow.manager.lifecycle import Effect, HowEnded
 from virtualflow.manager.record import Record, Wish
 from virtualflow.manager.records import Records
@@ -37,6 +38,7 @@ class Reconciler:
         seconds: Callable[[], float],
     ) -> None:
         self.driver = SchedulerDriver(cluster, policy, records, self.done_seconds)
+        self.speeds = JobSpeeds(self.driver.learnt, records, fleet.watch)
         self.machines = dict(cluster.machines)
         self.pauses_ms: list[float] = []  # of all jobs, as they happen
         self._cluster = cluster
@@ -60,9 +62,11 @@ class Reconciler:
             elif effect == Effect.ERASE_VARIABLES:
                 environment.erase(folder.path)
             elif effect == Effect.ENTER_SCHEDULER:
+                self.note_speed(record)
                 self.driver.handle(JobArrived(self._seconds(), self.driver.job(record)))
             elif effect == Effect.LEAVE_SCHEDULER and job_id in self.driver.scheduler.jobs:
                 self.driver.handle(JobEnded(self._seconds(), job_id))
+                self.speeds.forget(job_id)
 
     def look_at(self, job_id: str) -> None:
         """See how a job that was launched is doing."""
@@ -86,8 +90,8 @@ class Reconciler:
             if nodes is not None and nodes >= 1 and nodes != record.virtual_nodes:
                 self.learn(job_id, virtual_nodes=nodes)
         measured = estimates.measured_memory(watch, self._fleet.use(job_id))
-        if measured is not None and measured != self._records[job_id].measured:
-            self.learn(job_id, measured=measured)
+        if measured is not None and measured != self._records[job_id].measured_memory:
+            self.learn(job_id, measured_memory=measured)
         self._estimate(job_id)
 
     def _note_pauses(self, job_id: str) -> None:
@@ -109,6 +113,7 @@ class Reconciler:
         until = now if has_been_seen or watch.last_time is None else watch.last_time
         self._records.note_devices(job_id, (), until)
         self._estimated_at.pop(job_id, None)
+        self._records.update(job_id, measured_steps=watch.times.measured())
         self.change(job_id, lifecycle.Ended(end.how, now, watch.step, end.text))
 
     def launch(self, job_id: str) -> None:
@@ -180,9 +185,17 @@ class Reconciler:
         if now - self._estimated_at.get(job_id, 0.0) < ESTIMATE_SECONDS:
             return
         self._estimated_at[job_id] = now
-        seconds = estimates.new_estimate(self._records[job_id], self._fleet.watch(job_id))
+        record = self._records[job_id]
+        are_new = self.note_speed(record)
+        seconds = estimates.new_estimate(record, self._fleet.watch(job_id), self.driver.learnt.model(job_id))
         if seconds is not None:
             self.learn(job_id, expect_seconds=seconds)
+        elif are_new and job_id in self.driver.scheduler.jobs:
+            self.driver.handle(JobChanged(self._seconds(), self.driver.job(record)))
+
+    def note_speed(self, record: Record) -> bool:
+        """Tell policies how fast a job is; return whether that is new."""
+        return self.speeds.look_at(record, tuple(self.driver.scheduler.placement.machine_sizes))
 
     def done_seconds(self, record: Record) -> float:
         return estimates.done_seconds(record, self._fleet.watch(record.id) if record.started is not None else None)

@@ -11,6 +11,7 @@ import msgspec
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
 from virtualflow.core.memory_needs import MemoryNeeds
+from virtualflow.core.step_times import TimedSteps
 
 
 class Wish(StrEnum):
@@ -37,7 +38,7 @@ class Record:
     virtual_nodes: int | None = None  # as its owner says, or learnt when it runs
     expect_seconds: float | None = None  # on the full demand
     retries: int = 0
-    measured: MemoryNeeds | None = None  # what its stages took when it ran; what its owner states counts
+    measured_memory: MemoryNeeds | None = None  # what its stages took when it ran; what its owner states counts
     cap: int | None = None  # devices, at most, until `resize JOB auto`
     state: JobState = JobState.QUEUED  # RUNNING from its launch until all its processes are gone
     wish: Wish | None = None
@@ -55,6 +56,7 @@ class Record:
     run_seconds: float = 0.0  # before the present launch
     launched: float | None = None
     failure: str | None = None
+    measured_steps: tuple[TimedSteps, ...] = ()  # what its steps took, as of its last end
     trouble: str | None = None  # why it was put to rest without having been asked for
 
     @property
@@ -64,7 +66,7 @@ class Record:
     @property
     def memory(self) -> MemoryNeeds | None:
         """What it needs, as far as is known."""
-        return self.description.memory or self.measured
+        return self.description.memory or self.measured_memory
 
     @property
     def is_over(self) -> bool:

@@ -12,7 +12,6 @@ from virtualflow.cluster.messages import DevicesJoined, DevicesLost, JobsRestore
 from virtualflow.cluster.policies.base import ANY, Decision, Grant, Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.snapshot import Snapshot
-from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import Pool
 
 RETRY_SECONDS = 30.0  # after a failure, until it is asked again even if nothing happens
@@ -26,7 +25,7 @@ class SafePolicy(Policy):
         self._policy = policy
         self._failed = failed
         self._went_well = went_well
-        self._has_stumbled = False
+        self._has_failed = False
         self.__dict__["name"] = policy.name
         self.round_seconds, self.needs_progress = policy.round_seconds, policy.needs_progress
         self.restarts = policy.restarts
@@ -35,33 +34,33 @@ class SafePolicy(Policy):
         try:
             return self._policy.order(state, snapshot)
         except Exception as error:
-            self._stumble(error)
+            self._note_failure(error)
             return (state.job.arrival_seconds,)
 
     def forget(self, before: Job) -> None:
         try:
             self._policy.forget(before)
         except Exception as error:
-            self._stumble(error)
+            self._note_failure(error)
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         try:
             decision = self._policy.allocate(snapshot)
         except Exception as error:
-            self._stumble(error)
+            self._note_failure(error)
             decision = Decision()
-        if not self._has_stumbled:
+        if not self._has_failed:
             self._went_well()
             return decision
-        self._has_stumbled = False
+        self._has_failed = False
         return replace(decision, wake_seconds=min(decision.wake_seconds or math.inf, snapshot.now + RETRY_SECONDS))
 
-    def _stumble(self, error: Exception) -> None:
-        self._has_stumbled = True  # what it then decides does not make that good
+    def _note_failure(self, error: Exception) -> None:
+        self._has_failed = True  # what it then decides does not make that good
         self._failed(error)
 
 
-class _Seats(Policy):
+class _FixedGrants(Policy):
     """Puts jobs beside their hosts again, and else leaves everything as it is."""
 
     name = "seats"
@@ -82,7 +81,7 @@ def made_anew(
     jobs: Sequence[tuple[Job, tuple[str, ...], str | None]],
 ) -> Scheduler:
     """A scheduler in place of one that broke in the middle of a decision: each job has its devices, or its host's."""
-    new = Scheduler(pools, _Seats({}), Profiled(), start_seconds=old.start_seconds, memory=old.memory.sizes)
+    new = Scheduler(pools, _FixedGrants({}), old.throughput, start_seconds=old.start_seconds, memory=old.memory.sizes)
     since: dict[int, list[str]] = {}  # machines that have come since the start
     for device in old.placement.devices:
         if not new.placement.knows(device):
@@ -95,7 +94,7 @@ def made_anew(
     seats = {job.id: Grant({ANY: len(has)}, host) for job, has, host in jobs if has and host in own}
     running = tuple((job, has) for job, has, _ in jobs if job.id in own)
     attained = {name: state.attained(now) for name, state in old.jobs.items()}
-    new.policy = _Seats(seats)
+    new.policy = _FixedGrants(seats)
     new.handle(JobsRestored(now, running, tuple(job for job, _, _ in jobs if job.id not in own), attained))
     new.policy = old.policy
     for state in new.jobs.values():

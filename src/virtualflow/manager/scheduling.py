@@ -24,7 +24,7 @@ from virtualflow.cluster.messages import (
 )
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
-from virtualflow.cluster.throughput.model import Profiled
+from virtualflow.cluster.throughput.learnt import Learnt
 from virtualflow.manager import description, safe_policy
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.record import Record
@@ -47,9 +47,10 @@ class SchedulerDriver:
         done: Callable[[Record], float],
     ) -> None:
         self.policy = policy
+        self.learnt = Learnt()
         safe_policy = SafePolicy(policy, self._failed, self._is_well)
         self.scheduler = Scheduler(
-            cluster.pools, safe_policy, Profiled(), start_seconds=START_SECONDS, memory=cluster.memory
+            cluster.pools, safe_policy, self.learnt, start_seconds=START_SECONDS, memory=cluster.memory
         )
         self.problem = ""  # what the policy's last failure was, until it is well again
         self._cluster = cluster

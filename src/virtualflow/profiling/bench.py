@@ -14,6 +14,7 @@ from virtualflow.backends.local import LocalBackend
 from virtualflow.core.devices import type_of
 from virtualflow.core.emulation import Devices
 from virtualflow.core.profile import Point
+from virtualflow.core.stage_profile import Link, StagePoint
 from virtualflow.errors import LaunchError
 from virtualflow.events.lines import newest_first
 from virtualflow.job.folder import JobFolder, JobSpec
@@ -66,12 +67,14 @@ class Bench:
     seconds: float  # that a measurement may take, or wait for machines
 
     def node_sizes(self, device_type: str, want: dict[str, Any]) -> dict[str, Any]:
-        """Node sizes on one device of a type."""
+        """Node sizes on one device of a type; of a model in stages, for each of them."""
         name = next(name for name in self.devices.names if type_of(name) == device_type)
 
         def describe(folder: JobFolder) -> str | None:
             if (line := _last_line(folder)) is None:
                 return None
+            if "stage" in line:
+                return _stage_line(device_type, line)
             point = Point(**line)
             low, high = point.low or point.seconds, point.high or point.seconds
             return (
@@ -90,6 +93,13 @@ class Bench:
 
         result = self._communication(most, most, describe)
         return _costs(result["step_seconds"])
+
+    def between_stages(self) -> Link:
+        """What a message between two devices of this machine costs, in a job whose model is cut into stages."""
+        result = self._run(
+            self.devices.names[:2], {"what": "link"}, lambda _: None, "messages: starting", node_sizes=(1, 1)
+        )
+        return Link(**result["link"])
 
     def between_machines(self, most: int, join: JoinAddress) -> CommunicationCosts:
         """What more machines, with one device each, add to a step at node size 1."""
@@ -181,6 +191,15 @@ def _last_line(folder: JobFolder) -> dict[str, Any] | None:
     newest = next(newest_first(path), None) if path.exists() else None
     line: dict[str, Any] | None = json.loads(newest) if newest is not None else None
     return line
+
+
+def _stage_line(device_type: str, line: dict[str, Any]) -> str:
+    stage = line.pop("stage")
+    point = StagePoint(**line)
+    return (
+        f"{device_type}: stage {stage}, node size {point.node_size}, {point.forward_seconds * 1e3:.4g} ms forward, "
+        f"{point.backward_seconds * 1e3:.4g} ms backward"
+    )
 
 
 def _measured(folder: JobFolder, what: str) -> str | None:

@@ -64,37 +64,37 @@ def take(
     empty = Program(os.path.abspath(script), here, module=module)
     path = source.search_path(empty.folder, os.environ if environment is None else environment)
     reach = source.reach(script, path, empty.package)
-    basket = _Basket(empty.script, empty.folder)
-    basket.need(reach.modules.values(), "what the script imports")
-    basket.need(_included(include, here), "--include")
-    basket.add(_named_code(reach, here), "files that the code names")
+    collected = _CollectedFiles(empty.script, empty.folder)
+    collected.need(reach.modules.values(), "what the script imports")
+    collected.need(_included(include, here), "--include")
+    collected.add(_named_code(reach, here), "files that the code names")
     for tree in reach.trees:
-        basket.add(_sources_in(tree), tree)
-    basket.add(_sources_in(basket.folder), basket.folder)
-    revision = revision_of(basket.folder)
+        collected.add(_sources_in(tree), tree)
+    collected.add(_sources_in(collected.folder), collected.folder)
+    revision = revision_of(collected.folder)
     noted = {file: digest for file in reach.opaque if (digest := digest_of_file(file)) is not None}
     if waits:
         candidates = [*_named_by(arguments, here), *_named_in(reach, here)]
-        configs = [file for file in dict.fromkeys(candidates) if file not in basket.copies and may_be_config(file)]
+        configs = [file for file in dict.fromkeys(candidates) if file not in collected.copies and may_be_config(file)]
         noted |= {file: digest for file in configs[:MOST_NOTED] if (digest := digest_of_file(file)) is not None}
-        basket.left_out += [f"{len(configs) - MOST_NOTED} files that the code names"] if configs[MOST_NOTED:] else []
+        collected.left_out += [f"{len(configs) - MOST_NOTED} files that the code names"] if configs[MOST_NOTED:] else []
     program = replace(
         empty,
-        copies=basket.copies,
+        copies=collected.copies,
         path=tuple(
-            entry for entry in path if entry != basket.folder and source.is_own(entry) and os.path.exists(entry)
+            entry for entry in path if entry != collected.folder and source.is_own(entry) and os.path.exists(entry)
         ),
         named=reach.named,
         modules=reach.modules,
         noted=noted,
         read=tuple(file for file in reach.opaque if file in noted),
         revision=str(revision) if revision is not None else None,
-        left_out=tuple(basket.left_out),
+        left_out=tuple(collected.left_out),
     )
-    return Taken(program, basket.contents)
+    return Taken(program, collected.contents)
 
 
-class _Basket:
+class _CollectedFiles:
     """Takes copies, within limits of number and size."""
 
     def __init__(self, script: str, folder: str) -> None:

@@ -15,7 +15,7 @@ from virtualflow.errors import BrokenPromiseError, NotHereError, VirtualFlowErro
 from virtualflow.events import StepDone
 from virtualflow.events.certificate import compare
 from virtualflow.job.coordinator import Coordinator
-from virtualflow.selftest.trials import Intervention, Laboratory, Trial
+from virtualflow.selftest.trials import Intervention, Trial, TrialRunner
 
 PASS, FAIL, SKIP = "PASS", "FAIL", "SKIP"
 NETWORKS = ("mlp", "convnet", "transformer")
@@ -57,8 +57,8 @@ Found = tuple[str, dict[str, Any]]  # in words, and in figures
 class Checks:
     """All checks, each run when it is asked for: most compare a job with the same one on one device."""
 
-    def __init__(self, laboratory: Laboratory, devices: int, effort: Effort) -> None:
-        self._laboratory = laboratory
+    def __init__(self, trial_runner: TrialRunner, devices: int, effort: Effort) -> None:
+        self._trial_runner = trial_runner
         self._devices = devices
         self._effort = effort
         self._nodes = max(8, devices)
@@ -133,7 +133,7 @@ class Checks:
 
     def _resumed(self) -> Found:
         stopped = self._train(CHANGED, self._devices, interventions=[(5, _stop)])
-        return self._compared(self._laboratory.go_on(stopped, 1), CHANGED)
+        return self._compared(self._trial_runner.go_on(stopped, 1), CHANGED)
 
     def _fast(self) -> Found:
         pairs = zip(
@@ -150,7 +150,7 @@ class Checks:
             effort = self._effort
             arguments = [network, "--width", str(effort.width), "--node-size", str(effort.node_size)]
             arguments += ["--rounds", str(effort.rounds), "--steps", str(effort.steps), "--store", "{place}/store"]
-            seconds = self._laboratory.run("race_digits", arguments, devices).result
+            seconds = self._trial_runner.run("race_digits", arguments, devices).result
             if lacking := seconds.get("lacking"):
                 raise NotHereError(f"this torch has no {lacking}, which DistributedDataParallel needs")
             ratios = {side: _ratio(seconds[side], seconds["plain"]) for side in ("exact", "fast")}
@@ -185,7 +185,7 @@ class Checks:
         effort = self._effort
         arguments = [network, "--virtual-nodes", str(self._nodes), "--reduction", reduction, "--hold", "{place}/hold"]
         arguments += ["--epochs", str(effort.epochs), "--examples", str(effort.examples)]
-        trial = self._laboratory.run("train_digits", arguments, devices, interventions or [])
+        trial = self._trial_runner.run("train_digits", arguments, devices, interventions or [])
         self.facts = self.facts or trial.certificate.facts
         return trial
 

@@ -64,7 +64,7 @@ class Trial:
 
 
 @dataclass
-class Laboratory:
+class TrialRunner:
     """Runs trials one after another, each in a folder of its own."""
 
     backend: LocalBackend

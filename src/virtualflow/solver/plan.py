@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ class JobLayout:
 
     devices: tuple[str, ...]
     node_sizes: tuple[int, ...]
-    owners: tuple[int, ...]  # a device's index for each virtual node
+    owners: tuple[int, ...] | None = None  # a device's index for each virtual node
+    cells: tuple[tuple[int, ...], ...] | None = None  # of a model in stages: for each of them a row of devices
 
 
 def to_json(plan: Plan, workload: str, others: Sequence[tuple[Plan, str]] = ()) -> dict[str, Any]:
@@ -56,14 +58,41 @@ def _summary(plan: Plan) -> dict[str, Any]:
 
 def read(path: Path) -> tuple[Share, ...]:
     """The shares of a plan file."""
-    try:
-        contents = json.loads(path.read_text())
-        if contents["format"] != FORMAT or contents["version"] != VERSION:
-            raise ConfigError(f"{path} is not a plan of version {VERSION}. Make one with `vf solve ... -o {path}`.")
+    contents = _contents(path)
+    if "cells" in contents:
+        raise ConfigError(f"{path} is the plan of a model in stages: it has a grid, and no shares of virtual nodes.")
+    with _understanding(path):
         return tuple(
             Share(entry["type"], int(entry["count"]), int(entry["virtual_nodes"]), int(entry["node_size"]))
             for entry in contents["devices"]
         )
+
+
+def read_layout(path: Path) -> JobLayout:
+    """A plan file in the words of a job."""
+    contents = _contents(path)
+    if "cells" not in contents:
+        return layout(read(path))
+    with _understanding(path):
+        pools = [Pool(entry["type"], (int(entry["count"]),)) for entry in contents["devices"]]
+        cells = tuple(tuple(int(owner) for owner in row) for row in contents["cells"])
+        sizes = (int(contents["node_size"]),) * int(contents["virtual_nodes"])
+        return JobLayout(names_of(pools), sizes, cells=cells)
+
+
+def _contents(path: Path) -> dict[str, Any]:
+    with _understanding(path):
+        contents: dict[str, Any] = json.loads(path.read_text())
+        if contents["format"] != FORMAT or contents["version"] != VERSION:
+            raise ConfigError(f"{path} is not a plan of version {VERSION}. Make one with `vf solve ... -o {path}`.")
+        return contents
+
+
+@contextmanager
+def _understanding(path: Path) -> Iterator[None]:
+    """Say what is wrong with a plan file."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"cannot read the plan {path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:

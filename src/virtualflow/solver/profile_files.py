@@ -7,29 +7,63 @@ import json
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+from virtualflow.core import stage_profile
 from virtualflow.core.profile import FORMAT, VERSION, Point, Profile, Workload, from_json, merged
+from virtualflow.core.stage_profile import StagedWorkload
 from virtualflow.errors import ProfileError
 
 BUILT_IN = ("resnet50", "resnet56", "bert-base", "transformer")
 
 
 def read(path: Path) -> Workload:
-    try:
-        contents = json.loads(path.read_text())
-    except OSError as error:
-        raise ProfileError(f"cannot read the profile {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ProfileError(f"{path} is damaged ({error}). Make it again with `vf profile`.") from error
+    contents = _contents(path)
+    if stage_profile.is_staged(contents):
+        raise ProfileError(
+            f"{path} is of a model that is cut into stages, and tells nothing of whole ones. If the script has no "
+            "stages any more, make its profiles again with `vf profile`."
+        )
     return from_json(contents, str(path))
 
 
 def read_all(folder: Path) -> Workload:
     """All profiles of a folder as one workload: one device type a file, or several."""
-    workloads = [read(path) for path in sorted(folder.glob("*.json"))]
-    if not workloads:
+    return merged([read(path) for path in _paths(folder)])
+
+
+def are_staged(folder: Path) -> bool:
+    """Whether the profiles of a folder are of a model that is cut into stages."""
+    return any(stage_profile.is_staged(_contents(path)) for path in _paths(folder))
+
+
+def read_stages(folder: Path) -> StagedWorkload:
+    """All profiles of a folder, of a model that is cut into stages, as one workload."""
+    workloads = []
+    for path in _paths(folder):
+        if not stage_profile.is_staged(contents := _contents(path)):
+            raise ProfileError(
+                f"{path} is of a whole model, and others beside it are of one that is cut into stages. Make them all "
+                "again with `vf profile`, in an empty folder."
+            )
+        workloads.append(stage_profile.from_json(contents, str(path)))
+    return stage_profile.merged(workloads)
+
+
+def _paths(folder: Path) -> list[Path]:
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
         raise ProfileError(f"there is no profile in {folder}. `vf profile SCRIPT` makes one.")
-    return merged(workloads)
+    return paths
+
+
+def _contents(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise ProfileError(f"cannot read the profile {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ProfileError(f"{path} is damaged ({error}). Make it again with `vf profile`.") from error
 
 
 def built_in(name: str) -> Workload:

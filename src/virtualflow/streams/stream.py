@@ -68,7 +68,7 @@ class Stream:
 
         So a block holds what was read, before it is decoded; and what *function* draws is seeded for the example.
         """
-        return replace(self, function=function if self.function is None else _Both(self.function, function))
+        return replace(self, function=function if self.function is None else _Composed(self.function, function))
 
     def counted(self) -> Stream:
         """The same stream with its examples counted: all of it is read once."""
@@ -94,7 +94,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class _Both:
+class _Composed:
     """Two functions, one after the other."""
 
     first: Callable[[Any], Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Steady:
+class SteadyClock:
     """Seconds since the epoch as *clock* has them; where it is set back, time goes on from where it was."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

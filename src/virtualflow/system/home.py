@@ -14,6 +14,11 @@ def home() -> Path:
     return Path(given) if given else Path.home() / ".virtualflow"
 
 
+def profiles_of(script: str) -> Path:
+    """Where ``vf profile`` keeps the profiles of a script."""
+    return home() / "profiles" / Path(script).stem
+
+
 def new_job_id() -> str:
     """An id that sorts by time and is easy to type."""
     return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(2)

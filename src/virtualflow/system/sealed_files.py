@@ -27,6 +27,11 @@ END, END_BYTES = b"PK\5\6", 22  # of a zip file: its last record, which ends wit
 LARGE = 1 << 20  # from here on a digest is worth a thread
 
 
+def parts_folder(path: Path) -> Path:
+    """Where the parts of a file that has some lie: beside it."""
+    return path.with_name(f"{path.name}.parts")
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """A file that becomes *path* when the ``with`` block is left without an error, and is on the disk by then."""

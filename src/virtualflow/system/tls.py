@@ -149,7 +149,7 @@ def serve(connection: socket.socket, context: ssl.SSLContext) -> socket.socket:
             connection.setblocking(False)
             connection.getpeername()  # fails if it is gone by now, as after a port scan: ssl would leave it open
             with context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as encrypted:
-                if _shake_hands(theirs, encrypted):
+                if _handshake(theirs, encrypted):
                     _pump(theirs, encrypted)
 
     threading.Thread(target=run, daemon=True).start()
@@ -187,7 +187,7 @@ def _keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAD_SECONDS)
 
 
-def _shake_hands(plain: socket.socket, encrypted: ssl.SSLSocket) -> bool:
+def _handshake(plain: socket.socket, encrypted: ssl.SSLSocket) -> bool:
     """Return whether there is a tunnel: False if the other end of *plain* is closed before, or it takes too long."""
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     waiting = select.poll()

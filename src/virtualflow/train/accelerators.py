@@ -130,6 +130,14 @@ def allocated_bytes(device: torch.device | None = None) -> int | None:
     return sum(map(torch.accelerator.memory_allocated, indices))
 
 
+def memory_bytes(device: torch.device) -> int:
+    """How much memory a device has; 0 if that can't be said, as of a CPU core, which shares its machine's."""
+    if device.type == "cpu":
+        return 0
+    properties = getattr(torch.get_device_module(device), "get_device_properties", None)
+    return int(getattr(properties(device), "total_memory", 0)) if properties is not None else 0
+
+
 def _of_all(name: str) -> Callable[..., Any] | None:
     """What does *name* for all accelerators; None as long as they are not in use."""
     accelerator = torch.accelerator.current_accelerator()

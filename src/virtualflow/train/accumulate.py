@@ -84,13 +84,17 @@ class Accumulator(ABC):
         first, self._filled[index] = not self._filled[index], True
         self._add(index, value.as_strided((value.numel(),), (1,), value.storage_offset()), constant, factor, first)
 
+    def add_part(self, index: int, start: int, value: Tensor, constant: float, factor: float = 1.0) -> None:
+        """The same for a part of it, a vector from element *start* on, where ``complete`` has made sums zero."""
+        self._add(index, value, constant, factor, first=False, start=start)
+
     @abstractmethod
     def unclean(self) -> Tensor:
         """For each virtual node since ``clear``, and each slot, whether an addend was not finite."""
 
     def complete(self, indices: range) -> Tensor:
         """The part of the buffer that holds *indices*, ready to be all-reduced: what nobody added is zero."""
-        self._flush()
+        self.flush()
         for index in indices:
             slot, after = self.slots[index], self._start(index + 1)
             # Padding travels too; left alone it could hold NaNs.
@@ -103,7 +107,7 @@ class Accumulator(ABC):
 
         Results live in their slot's own memory: there is no second gradient buffer.
         """
-        self._flush()
+        self.flush()
         for index, slot in enumerate(self.slots):
             if not self._filled[index]:
                 self.sums[slot.start : slot.end] = 0.0
@@ -122,9 +126,9 @@ class Accumulator(ABC):
         return self._singles[2 * slot.start : slot.start + slot.end]
 
     @abstractmethod
-    def _add(self, index: int, value: Tensor, constant: float, factor: float, first: bool) -> None: ...
+    def _add(self, index: int, value: Tensor, constant: float, factor: float, first: bool, start: int = 0) -> None: ...
     @abstractmethod
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Have everything summed that was added."""
 
     @abstractmethod
@@ -167,17 +171,17 @@ class FusedAccumulator(Accumulator):
             flags[node, indices] = True
         return flags
 
-    def _add(self, index: int, value: Tensor, constant: float, factor: float, first: bool) -> None:
+    def _add(self, index: int, value: Tensor, constant: float, factor: float, first: bool, start: int = 0) -> None:
         if factor != 1.0 or not value.is_floating_point():
             value = value.double() * factor
         elif value.dtype not in (torch.float32, torch.float64):
             value = value.float()
         add = self._library.vf_add_float if value.dtype == torch.float32 else self._library.vf_add_double
-        target = self.sums.data_ptr() + 8 * self.slots[index].start
+        target = self.sums.data_ptr() + 8 * (self.slots[index].start + start)
         if add(value.data_ptr(), target, len(value), constant, first, self.peaks.data_ptr() + 8 * index):
             self._unclean[-1].append(index)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         pass
 
     def _divide(self, weight: float, squares: bool) -> Tensor | None:

@@ -91,7 +91,7 @@ class Announced:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _RequestedShard:
     process: LoaderProcess
     ticket: int
     again: bool
@@ -112,7 +112,7 @@ class Ahead:
         # A stream that asks which process it is in must not leave out what it takes for the part of others.
         places = [(0, 1) if by_node else (number, processes) for number in range(processes)]
         self._processes = [LoaderProcess(load, number, of) for number, of in places]
-        self._asked: dict[Key, _Asked] = {}
+        self._asked: dict[Key, _RequestedShard] = {}
         self._announced = announced
         self._fill()
 
@@ -129,7 +129,7 @@ class Ahead:
         asked = self._asked.pop(request.key, None)
         if asked is None and self._by_node and self._processes:  # the first of a replay, which the process still has
             process = self._process_for(request)
-            asked = _Asked(process, process.ask(request), again=True)
+            asked = _RequestedShard(process, process.ask(request), again=True)
         shard = asked.process.answer(asked.ticket, patience_seconds) if asked is not None else None
         if asked is not None and shard is None:
             self._leave_out(asked.process)
@@ -158,7 +158,7 @@ class Ahead:
             under_way = sum(asked.again == again for asked in self._asked.values())
             while under_way < DEPTH * len(self._processes) and (request := source()) is not None:
                 process = self._process_for(request)
-                self._asked[request.key] = _Asked(process, process.ask(request), again)
+                self._asked[request.key] = _RequestedShard(process, process.ask(request), again)
                 under_way += 1
 
     def _process_for(self, request: Request) -> LoaderProcess:

@@ -50,26 +50,26 @@ class BatchedAccumulator(Accumulator):
         self._unclean.zero_()
 
     def begin_node(self) -> None:
-        self._flush()
+        self.flush()
         self._node += 1
         if self._node >= len(self._unclean):
             more = max(NODES_AT_FIRST, len(self._unclean))
             self._unclean = torch.cat([self._unclean, self._unclean.new_zeros(more, len(self.slots))])
 
     def unclean(self) -> Tensor:
-        self._flush()
+        self.flush()
         return self._unclean[: self._node + 1]
 
-    def _add(self, index: int, value: Tensor, constant: float, factor: float, first: bool) -> None:
-        start = self.slots[index].start
+    def _add(self, index: int, value: Tensor, constant: float, factor: float, first: bool, start: int = 0) -> None:
+        start += self.slots[index].start
         for part in value.split(self._batch_elements) if len(value) else ():
             self._waiting.append(Addend(index, start, part, constant, factor, first))
             start += len(part)
             self._elements += len(part)
             if self._elements >= self._batch_elements:
-                self._flush()
+                self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         if self._waiting:
             self._add_batch(sorted(self._waiting, key=lambda addend: addend.start))
         self._waiting.clear()

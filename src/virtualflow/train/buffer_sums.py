@@ -86,7 +86,7 @@ class BufferSums:
     def peaks(self, readback: Readback) -> Later[list[int]]:
         """For each buffer its largest addend on this worker, as bits, or -1 if nothing has changed it."""
         largest, odd = self._sums.peaks(readback), self._sums.unclean_tensors(readback)
-        still, flags = self._buffers.strays()
+        still, flags = self._buffers.unexpected()
         strayed = readback.integers(flags)
         odd_extremes = {index: readback.integers(flag.reshape(1)) for index, flag in self._odd.items()}
 

@@ -57,7 +57,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class NewBuffer:
     """A buffer that a virtual node has made, or given another shape."""
 
     node: int
@@ -78,7 +78,7 @@ class Buffers:
         self.all: list[Buffer] = []
         self.listing = 0  # a number for the set that they are
         self.changed: list[int] = []  # by the virtual node that ran last
-        self.born: dict[str, Birth] = {}  # by all virtual nodes of this attempt on this worker
+        self.born: dict[str, NewBuffer] = {}  # by all virtual nodes of this attempt on this worker
         self.own_form: dict[str, bool] = {}  # those whose shape is the forward's business: whether they are persistent
         self.extremes: dict[str, str] = {}  # running maxima and minima: "max" or "min"
         self._infinite: dict[str, str | None] = {}  # what each buffer held when it was first seen: "max", "min", "nan"
@@ -104,7 +104,7 @@ class Buffers:
         """An attempt at a step begins; those in *moving* count as changed by every virtual node."""
         self.moving = moving
         self._still = [index for index in self._on_device if index not in moving]
-        self._strayed: Tensor | None = None
+        self._unexpected: Tensor | None = None
 
     def compare(self) -> None:
         """Find out which buffers differ from their values at the step's start."""
@@ -116,14 +116,16 @@ class Buffers:
             return index in self.moving or buffer.module._buffers.get(buffer.key) is not buffer.tensor
         return not _is_equal(buffer.current(), self._start[index])
 
-    def strays(self) -> tuple[list[int], Tensor]:
+    def unexpected(self) -> tuple[list[int], Tensor]:
         """Those that did not count as changed in this attempt, and whether a virtual node has changed them."""
-        return (self._still, self._strayed) if self._strayed is not None else ([], torch.zeros(0, dtype=torch.bool))
+        return (
+            (self._still, self._unexpected) if self._unexpected is not None else ([], torch.zeros(0, dtype=torch.bool))
+        )
 
-    def _look_for_strays(self) -> None:
+    def _look_for_unexpected(self) -> None:
         if self._still:
             odd = torch.stack([(self.all[index].tensor != self._start[index]).any() for index in self._still])
-            self._strayed = odd if self._strayed is None else self._strayed | odd
+            self._unexpected = odd if self._unexpected is None else self._unexpected | odd
 
     def reset(self) -> None:
         """Set all buffers to their values at the step's start, whatever has happened since."""
@@ -137,7 +139,7 @@ class Buffers:
         for buffer in self.all:
             if buffer.module._buffers.get(buffer.key) is not buffer.tensor:  # replaced, or removed
                 buffer.module._buffers[buffer.key] = buffer.tensor
-        for module, key in self._newborn():
+        for module, key in self._unknown():
             if key in self._absent.get(id(module), ()):
                 module._buffers[key] = None
             else:
@@ -149,27 +151,27 @@ class Buffers:
 
         Those that have another shape count no longer as changed.
         """
-        self._look_for_strays()
-        births = []
+        self._look_for_unexpected()
+        new_buffers = []
         for index in [index for index in self.changed if not self.all[index].keeps_its_form()]:
             buffer = self.all[index]
             if buffer.current().numel() > buffer.tensor.numel():
-                births.append((buffer.name, buffer.module, buffer.key))
+                new_buffers.append((buffer.name, buffer.module, buffer.key))
             self.changed.remove(index)
-        if newborn := self._newborn():
+        if unknown := self._unknown():
             names = {id(module): name for name, module in self._parts.named_modules()}
-            births += [(joined(names[id(module)], key), module, key) for module, key in newborn]
-        for name, module, key in births:
-            self._give_birth(node, name, module, key)
-        return bool(births)
+            new_buffers += [(joined(names[id(module)], key), module, key) for module, key in unknown]
+        for name, module, key in new_buffers:
+            self._add_new(node, name, module, key)
+        return bool(new_buffers)
 
-    def adopt(self, births: dict[str, Birth]) -> None:
+    def adopt(self, new_buffers: dict[str, NewBuffer]) -> None:
         """Make the buffers that some worker's virtual node has made part of the job."""
-        for name, birth in births.items():
+        for name, new_buffer in new_buffers.items():
             owner = self._parts.owner_of(name)
             assert owner is not None, f"a buffer {name} was born in a module that this worker does not have"
-            register(*owner, birth.tensor, birth.persistent)
-            self.own_form[name] = birth.persistent
+            register(*owner, new_buffer.tensor, new_buffer.persistent)
+            self.own_form[name] = new_buffer.persistent
         self.born = {}
         self._relist()
 
@@ -235,23 +237,23 @@ class Buffers:
         self.own_form, self.extremes = dict(form["own form"]), dict(form["extremes"])
         self._relist()
 
-    def _give_birth(self, node: int, name: str, module: nn.Module, key: str) -> None:
+    def _add_new(self, node: int, name: str, module: nn.Module, key: str) -> None:
         tensor = module._buffers[key]
         assert tensor is not None
-        birth = Birth(node, tensor.detach().clone(), key not in module._non_persistent_buffers_set)
-        if name not in self.born or birth.rank < self.born[name].rank:
-            self.born[name] = birth
+        new_buffer = NewBuffer(node, tensor.detach().clone(), key not in module._non_persistent_buffers_set)
+        if name not in self.born or new_buffer.rank < self.born[name].rank:
+            self.born[name] = new_buffer
 
-    def _newborn(self) -> list[tuple[nn.Module, str]]:
+    def _unknown(self) -> list[tuple[nn.Module, str]]:
         """Buffers that were not there, or None, when the step began."""
-        newborn = []
+        unknown = []
         for module, count in zip(self._modules, self._counts, strict=True):
             if len(module._buffers) != count or id(module) in self._absent:
                 known = self._known.get(id(module), ())
-                newborn += [
+                unknown += [
                     (module, key) for key, held in module._buffers.items() if held is not None and key not in known
                 ]
-        return newborn
+        return unknown
 
     def _relist(self) -> None:
         self.listing += 1

@@ -61,6 +61,18 @@ def read(path: Path, device: torch.device = HOST, *, mapped: bool = False) -> di
     What lay on the writer's accelerator comes to *device*, all but the parameters: those are copied into the model's.
     If it is *mapped*, tensors stay in the file until they are looked at.
     """
+    contents, places = _loaded(path, mapped=mapped)
+    if device.type != HOST.type:
+        places.put_back(contents, device)
+    return contents
+
+
+def read_mapped(path: Path) -> tuple[dict[str, Any], TensorPlaces]:
+    """The contents of a part of a checkpoint, in the file until they are looked at, and where tensors lay."""
+    return _loaded(path, mapped=True)
+
+
+def _loaded(path: Path, *, mapped: bool) -> tuple[dict[str, Any], TensorPlaces]:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
     is_sealed = sealed_files.check(path)
@@ -85,9 +97,7 @@ def read(path: Path, device: torch.device = HOST, *, mapped: bool = False) -> di
         )
     if version == VERSION and not is_sealed:
         raise CheckpointError(f"{path} is damaged: its digest is gone. Use an earlier one, or save again.")
-    if device.type != HOST.type:
-        places.put_back(contents, device)
-    return contents
+    return contents, places
 
 
 def onto(device: torch.device) -> Callable[[Any, str], Any]:
@@ -109,12 +119,15 @@ class TensorPlaces:
             self._elsewhere.add(storage.data_ptr())
         return storage
 
+    def lay_elsewhere(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that was read lay on an accelerator."""
+        return tensor.untyped_storage().data_ptr() in self._elsewhere
+
     def put_back(self, contents: dict[str, Any], device: torch.device) -> None:
         """Move what lay on an accelerator to *device*, this worker's own."""
 
         def move(value: Any) -> Any:
-            is_elsewhere = isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self._elsewhere
-            return value.to(device) if is_elsewhere else value
+            return value.to(device) if isinstance(value, torch.Tensor) and self.lay_elsewhere(value) else value
 
         if self._elsewhere:
             contents |= {key: tree_map(move, value) for key, value in contents.items() if key != PARAMETERS}

@@ -68,7 +68,6 @@ def check_sharding(
         "one kind of step, without phases": isinstance(optimizer, Mapping),
         "no on_gradients: no worker has all gradients": on_gradients is not None,
         "devices of one type": job.mixed,
-        "devices that are CPUs": job.device_type != "cpu",
         "no --audit": job.description.audit,
     }
     if refused := [needed for needed, is_missing in reasons.items() if is_missing]:

@@ -17,9 +17,11 @@ from virtualflow.errors import CheckpointError
 from virtualflow.train import optimizer_state
 from virtualflow.train.buffers import Buffers, register
 from virtualflow.train.hollow import filled, hollow, memory_of
+from virtualflow.train.part_files import BLOCKS, UNITS
 from virtualflow.train.position import Position
 from virtualflow.train.samples import Samples
 from virtualflow.train.settings import Settings
+from virtualflow.train.sharded.saved_blocks import SavedBlocks
 from virtualflow.train.sharded.shards import Shards
 from virtualflow.train.state import Optimizers, Parts, digest
 from virtualflow.train.step_metrics import MetricNames
@@ -96,11 +98,14 @@ def put(live: Live, saved: dict[str, Any]) -> Position:
         raise CheckpointError(
             f"the checkpoint holds {len(saved['optimizers'])} optimizer(s), this Trainer has {len(live.optimizers)}"
         )
+    blocks = SavedBlocks(saved[BLOCKS]) if BLOCKS in saved else None
     for place, optimizer in enumerate(live.optimizers):
-        optimizer_state.regroup(optimizer, parameters, saved["settings"]["groups"][place])
-        optimizer_state.put(optimizer, saved["optimizers"][place])
+        groups, state = saved["settings"]["groups"][place], saved["optimizers"][place]
+        optimizer_state.regroup(optimizer, parameters, groups)
+        whole = state if blocks is None or live.shards is not None else blocks.state_dict(state, groups, parameters)
+        optimizer_state.put(optimizer, whole)
     if live.shards is not None:
-        live.shards.put(saved.get("blocks"))
+        live.shards.put(saved.get("blocks"), blocks)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved["parameters"][name])
@@ -113,8 +118,8 @@ def put(live: Live, saved: dict[str, Any]) -> Position:
     if live.grad_scaler is not None:
         live.grad_scaler.load_state_dict(saved["grad_scaler"])
     put_own(live, saved)
-    if live.files is not None and "units" in saved:
-        live.files.read(saved["units"])
+    if live.files is not None and UNITS in saved:
+        live.files.read(saved[UNITS])
     return Position(**saved["position"])
 
 

@@ -150,7 +150,7 @@ CROWDED = 0.25  # of its computing time that a thread queues for a core, where o
 PATIENCE_SECONDS = 10.0  # for a loader process that nobody asked for, beside 20 times what a shard took so far
 
 
-class Worth:
+class AheadBenefit:
     """Adds up what loading ahead would have saved so far in this pass.
 
     Decides about time only, never about bits. A loader process begins when as much was lost as its start costs.
@@ -206,7 +206,7 @@ class Feed:
         self._footprint: Footprint | None = None
         self._automatic = loader_workers is None
         self._spare_core = spare_core
-        self._worth: Worth | None = None
+        self._benefit: AheadBenefit | None = None
 
     @property
     def fetches_ahead(self) -> bool:
@@ -225,8 +225,8 @@ class Feed:
     def announce(self, requests: Iterable[Request]) -> None:
         """Say which shards will be asked for, in order; what was fetched for an earlier announcement is dropped."""
         self._announced = Announced(requests)
-        if self._automatic and self._worth is None:
-            self._worth = Worth(spare_core=self._spare_core)
+        if self._automatic and self._benefit is None:
+            self._benefit = AheadBenefit(spare_core=self._spare_core)
         if self._ahead is not None:
             self._ahead.announce(self._announced)
         elif self._loader_workers:
@@ -256,7 +256,7 @@ class Feed:
         """End the loader processes: what is asked for without another announcement is loaded in the training thread."""
         if self._ahead is not None:
             self._ahead.end()
-        self._ahead = self._footprint = self._worth = None
+        self._ahead = self._footprint = self._benefit = None
         self._automatic = False
 
     def _begin_ahead(self, processes: int) -> None:
@@ -264,7 +264,7 @@ class Feed:
 
     def _fetched(self, request: Request) -> Shard | None:
         assert self._ahead is not None
-        patience = None if self._worth is None else PATIENCE_SECONDS + 20 * self._worth.longest
+        patience = None if self._benefit is None else PATIENCE_SECONDS + 20 * self._benefit.longest
         shard: Shard | None = self._ahead.take(request, patience)
         if not self._ahead.works:
             self.close()
@@ -273,17 +273,17 @@ class Feed:
     def _load(self, request: Request) -> Shard:
         began, cpu, queued = time.perf_counter(), time.thread_time(), _queued_seconds()
         shard = self._shards(request)
-        if self._worth is not None:
+        if self._benefit is not None:
             ended = time.perf_counter()
-            self._worth.loaded(began, ended, time.thread_time() - cpu, _queued_seconds() - queued)
-            self._consider(self._worth)
+            self._benefit.loaded(began, ended, time.thread_time() - cpu, _queued_seconds() - queued)
+            self._consider(self._benefit)
         elif self._footprint is not None:
             self._footprint.renew()  # what the dataset keeps of its own calls is no change from outside
         return shard
 
-    def _consider(self, worth: Worth) -> None:
+    def _consider(self, benefit: AheadBenefit) -> None:
         """Begin to load ahead if it pays and is safe."""
-        if not worth.proven:
+        if not benefit.proven:
             return
         if self._footprint is None:
             try:
@@ -304,7 +304,7 @@ class Feed:
         name = self._footprint.change(everything=everything)
         if name is None:
             return
-        if self._worth is not None and not everything:
+        if self._benefit is not None and not everything:
             self._stay(f"{name} is changed while the epoch runs")
             return
         raise ConfigError(

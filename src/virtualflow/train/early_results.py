@@ -12,7 +12,7 @@ from torch import Tensor
 
 from virtualflow.core.membership import Membership
 from virtualflow.errors import CollectiveError, PeerLostError
-from virtualflow.train.shared_errors import retold, told
+from virtualflow.train.shared_errors import described, remade
 
 _ERROR = "error"
 
@@ -45,7 +45,7 @@ class Recorded:
             except (PeerLostError, CollectiveError):
                 raise
             except Exception as raised:  # the script may catch it, and does so again
-                error, result = raised, {_ERROR: told(raised)}
+                error, result = raised, {_ERROR: described(raised)}
         if self._begun and not self._in_epochs:
             self.between.append(result)
         elif not self.in_pass and not passed:
@@ -86,7 +86,7 @@ class Recorded:
 def _given(result: Any) -> Any:
     """*result* of a call, as the call gives it: an error is raised."""
     if isinstance(result, dict):
-        raise retold(result[_ERROR])
+        raise remade(result[_ERROR])
     return result
 
 

@@ -21,7 +21,7 @@ from virtualflow.train.packed_values import gather_packed, unpacked
 from virtualflow.train.peers import Peers
 from virtualflow.train.scalars import read_pairs, reduce_pairs
 from virtualflow.train.seeding import reseed
-from virtualflow.train.shared_errors import Met, raise_first
+from virtualflow.train.shared_errors import LocalError, raise_first
 from virtualflow.train.state import Parts
 from virtualflow.train.undeclared_state import UndeclaredState
 
@@ -95,18 +95,18 @@ class Inference:
 
     def map(self, pass_: Pass, feed: Feed, function: Function, global_step: int) -> Tensor:
         """What *function* gives for every shard, on every worker, packed for ``in_order``."""
-        return self._gathered("map", pass_, feed, function, lambda output, _: _packable(output), global_step)
+        return self._gathered("map", pass_, feed, function, lambda output, _: packable(output), global_step)
 
     def _gathered(self, call: str, pass_: Pass, feed: Feed, function: Function, keep: Keep, global_step: int) -> Tensor:
         mine: dict[int, Any] = {}
-        met: Met | None = None
+        met: LocalError | None = None
 
         def attempt() -> Tensor:
             nonlocal met
             calls = self._peers.announce(call, global_step, pass_.length)
             met = self._run(call, pass_, mine, feed, function, keep)
             calls.check()
-            return gather_packed({"outputs": mine, "met": met and met.told}, self._peers.group)
+            return gather_packed({"outputs": mine, "met": met and met.description}, self._peers.group)
 
         packed = self._peers.agree(attempt)
         raise_first((theirs["met"] for theirs in unpacked(packed)), met)
@@ -114,7 +114,7 @@ class Inference:
 
     def _run(
         self, call: str, pass_: Pass, done: dict[int, Any], feed: Feed, function: Function, keep: Keep
-    ) -> Met | None:
+    ) -> LocalError | None:
         """Add what *function* gives for this worker's shards to *done*; return the error of the first that fails."""
         # After the loss of a worker only what is missing is computed.
         shards = [
@@ -134,7 +134,7 @@ class Inference:
                         done[place] = keep(function(self._model, shard.batch), request)
                 except Exception as error:
                     where = f"trainer.{call}, virtual node {request.virtual_node}, shard {place}"
-                    return Met(error, where, self._peers.membership.device, place)
+                    return LocalError(error, where, self._peers.membership.device, place)
                 finally:
                     buffers.reset()
         return None
@@ -191,8 +191,8 @@ def _on_host(value: Any) -> Any:
     return value
 
 
-def _packable(value: Any) -> Any:
-    """*value* on the host. Raises what packing it raises, here, where that can be told."""
+def packable(value: Any) -> Any:
+    """*value* on the host. Raises what packing it raises, here, where the error can be sent to all."""
     value = _on_host(value)
     unpacked(gather_packed(value, None))
     return value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -18,6 +18,9 @@ from virtualflow.train.data import Feed
 from virtualflow.train.pace import DevicePace, EmulatedPace, Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.step import StepResult
+
+if TYPE_CHECKING:
+    from virtualflow.train.stages.staging import Staging
 
 
 class MakesSteps(Protocol):
@@ -37,6 +40,7 @@ class Engine:
     live: Live
     nodes: Callable[[], Sequence[int]]  # whose shards this worker loads
     settle: Callable[[], None]  # between two steps
+    staging: Staging | None = None  # of a model that is cut
 
 
 class Instruments:
@@ -78,9 +82,14 @@ class Measurement(Instruments):
         return self._around.pace(device)
 
     def begin_pass(self, engine: Engine, feed: Feed, examples: int) -> None:
-        from virtualflow.train import profiler
+        if engine.staging is not None:
+            from virtualflow.train.stages import stage_profiler
 
-        profiler.measure(engine, feed, examples, self._wanted)
+            stage_profiler.measure(engine, engine.staging, feed, examples, self._wanted)
+        else:
+            from virtualflow.train import profiler
+
+            profiler.measure(engine, feed, examples, self._wanted)
         raise MeasurementDone
 
 

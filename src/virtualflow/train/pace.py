@@ -16,7 +16,7 @@ class Pace:
 
     def __init__(self) -> None:
         self.overran = 0  # waves and updates of the current step that took longer than they should have
-        self._seconds = self._begun = self._excused = 0.0
+        self._seconds = self._begun = self._not_counted_seconds = 0.0
 
     @property
     def wave_seconds(self) -> float:
@@ -28,18 +28,18 @@ class Pace:
 
     def begin(self) -> None:
         """A wave or an update begins."""
-        self._begun, self._excused = time.perf_counter(), 0.0
+        self._begun, self._not_counted_seconds = time.perf_counter(), 0.0
 
     @contextlib.contextmanager
-    def excused(self) -> Iterator[None]:
+    def not_counted(self) -> Iterator[None]:
         """Part of the wave is spent waiting for others."""
         began = time.perf_counter()
         yield
-        self._excused += time.perf_counter() - began
+        self._not_counted_seconds += time.perf_counter() - began
 
     def end_wave(self, node_size: int, step: int) -> None:
         """A wave of *node_size* examples ends, in that *step* of the job."""
-        self._seconds += time.perf_counter() - self._begun - self._excused
+        self._seconds += time.perf_counter() - self._begun - self._not_counted_seconds
 
     def end_update(self, devices: int) -> None:
         """The update of a step on this number of *devices* ends."""
@@ -66,7 +66,7 @@ class DevicePace(Pace):
         self._begin = self._mark()
 
     @contextlib.contextmanager
-    def excused(self) -> Iterator[None]:
+    def not_counted(self) -> Iterator[None]:
         begin = self._mark()
         yield
         self._waits.append((begin, self._mark()))
@@ -110,7 +110,7 @@ class EmulatedPace(Pace):
             self._wait(seconds)
 
     def _wait(self, seconds: float) -> None:
-        left = self._begun + self._excused + seconds - time.perf_counter()
+        left = self._begun + self._not_counted_seconds + seconds - time.perf_counter()
         if left > 0:
             time.sleep(left)
         else:

@@ -18,7 +18,7 @@ from virtualflow.core.membership import Group, Handover, Membership
 from virtualflow.errors import CollectiveError, ConfigError, CoordinatorLostError, PeerLostError
 from virtualflow.train.announcement import CALLS, Announcement
 from virtualflow.train.packed_values import gather_packed, unpacked
-from virtualflow.train.shared_errors import Met, raise_first
+from virtualflow.train.shared_errors import LocalError, raise_first
 
 _DTYPES = (torch.int64, torch.uint8)
 
@@ -160,18 +160,18 @@ class Peers:
         raise_first((theirs["met"] for theirs in unpacked(packed)), met)
         return packed
 
-    def _packable(self, value: Any, call: str) -> tuple[dict[str, Any], Met | None]:
+    def _packable(self, value: Any, call: str) -> tuple[dict[str, Any], LocalError | None]:
         """*value* as it travels, or the error that it can't."""
         try:
             unpacked(gather_packed(value, None))
         except Exception as error:
-            met = Met(error, call, self.membership.device, self.membership.devices.index(self.membership.device))
-            return {"value": None, "met": met.told}, met
+            met = LocalError(error, call, self.membership.device, self.membership.devices.index(self.membership.device))
+            return {"value": None, "met": met.description}, met
         return {"value": value, "met": None}, None
 
-    def raise_met(self, call: str, number: int, met: Met | None) -> None:
+    def raise_met(self, call: str, number: int, met: LocalError | None) -> None:
         """Raise on all workers the first error that one has met; return if its worker was lost meanwhile."""
-        raise_first(self.exchanged(call, number, met.told if met is not None else None), met)
+        raise_first(self.exchanged(call, number, met.description if met is not None else None), met)
 
     def _exchange(self, call: str, number: int, value: Any) -> Tensor:
         self.announce(call, number).check()
@@ -183,13 +183,11 @@ class Peers:
         number: int,
         value: Callable[[], int],
         detail: int = 0,
-        before: Callable[[], None] = lambda: None,
     ) -> int:
-        """The lead's *value*. If the lead is lost, the next one's. All do what comes *before* it, each time."""
+        """The lead's *value*. If the lead is lost, the next one's."""
 
         def attempt() -> Tensor:
             self.announce(call, number, detail).check()
-            before()
             shared = torch.tensor([value() if self.is_lead else 0])
             if self.group is not None:
                 self.group.broadcast(shared, 0).wait()
@@ -197,14 +195,9 @@ class Peers:
 
         return int(self.agree(attempt))
 
-    def once(
-        self, call: str, number: int, function: Callable[[], object], before: Callable[[], None] = lambda: None
-    ) -> None:
-        """Have the lead call *function*; if it is lost meanwhile, the next one. Raises on all what that raises.
-
-        All do what comes *before* it.
-        """
-        met: Met | None = None
+    def once(self, call: str, number: int, function: Callable[[], object]) -> None:
+        """Have the lead call *function*; if it is lost meanwhile, the next one. Raises on all what that raises."""
+        met: LocalError | None = None
 
         def called() -> int:
             nonlocal met
@@ -212,16 +205,16 @@ class Peers:
             try:
                 function()
             except Exception as error:
-                met = Met(error, f"what trainer.{call} has the lead do", self.membership.device)
+                met = LocalError(error, f"what trainer.{call} has the lead do", self.membership.device)
             return int(met is not None)
 
-        if self.from_lead(call, number, called, before=before):
+        if self.from_lead(call, number, called):
             self.raise_met(call, number, met)
             raise CollectiveError(f"what trainer.{call} had the lead do has failed there, and the lead was lost")
 
     def broadcast(self, number: int, value: Any) -> Tensor:
         """The lead's *value*, tensors and plain values, packed for ``unpacked``."""
-        met: Met | None = None
+        met: LocalError | None = None
 
         def attempt() -> Tensor:
             nonlocal met

@@ -41,6 +41,8 @@ PAUSE_SECONDS = 0.1  # between steps that only wait for others to join
 
 def measure(engine: Engine, feed: Feed, examples: int, wanted: Mapping[str, Any]) -> None:
     """Measure what *wanted* names on *examples* that *feed* loads, and leave the result in the job's folder."""
+    if wanted["what"] == "link":
+        raise ConfigError("the script was cut into stages when its stages were measured, and is not any more")
     job = engine.peers.membership.job
     for group in (group for optimizer in engine.live.optimizers for group in optimizer.param_groups):
         if "lr" in group:
@@ -57,7 +59,7 @@ def measure(engine: Engine, feed: Feed, examples: int, wanted: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Lap:
+class _StepTimes:
     """One step by the stopwatch: seconds of the whole, of this device's waves, and of loading."""
 
     step_seconds: float
@@ -80,7 +82,7 @@ class _Stopwatch:
         # A GradScaler copes with gradients that are not finite.
         self._scaled = engine.live.grad_scaler is not None
 
-    def step(self, sizes: tuple[int, ...], number: int) -> _Lap:
+    def step(self, sizes: tuple[int, ...], number: int) -> _StepTimes:
         """One step with virtual nodes of these sizes."""
         order = (np.arange(sum(sizes), dtype=np.int64) + number) % self._examples
         batch = GlobalBatch(0, number, tuple(np.split(order, np.cumsum(sizes)[:-1])))
@@ -90,7 +92,7 @@ class _Stopwatch:
         seconds = time.perf_counter() - started
         self._check(result, sum(sizes))
         is_good = result.attempts == 1 and not self._pace.overran
-        return _Lap(seconds, self._pace.wave_seconds, self._feed.loading_seconds, is_good)
+        return _StepTimes(seconds, self._pace.wave_seconds, self._feed.loading_seconds, is_good)
 
     def _check(self, result: StepResult, examples: int) -> None:
         norm = result.gradient_norm if not self._scaled else None
@@ -159,8 +161,8 @@ def _node_sizes(
     updates: list[float] = []
     out_of_memory, ended_by = None, LARGEST
     deadline = time.monotonic() + wanted["seconds"]
-    with _limited(wanted.get("memory_limit")):
-        for size in ladder(wanted["largest"]):
+    with limited(wanted.get("memory_limit")):
+        for size in measured_sizes(wanted["largest"]):
             _reset_peak(stopwatch.device)
             try:
                 measured = _point(stopwatch, size, virtual_nodes)
@@ -173,7 +175,7 @@ def _node_sizes(
             point, update = measured
             points.append(point)
             updates.append(update)
-            _report(job, asdict(point))
+            report(job, asdict(point))
             if size < wanted["largest"] and time.monotonic() + 4 * MOST_STEPS * point.seconds > deadline:
                 ended_by = TIME  # the next size would take too long
                 break
@@ -193,23 +195,23 @@ def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point,
     sizes = (size,) + (0,) * (virtual_nodes - 1)
     for number in range(WARM_UP_STEPS):
         stopwatch.step(sizes, number)
-    laps: list[_Lap] = []
+    steps: list[_StepTimes] = []
     waves: list[float] = []
     for number in range(MOST_STEPS):
-        lap = stopwatch.step(sizes, WARM_UP_STEPS + number)
-        if lap.is_good:
-            laps.append(lap)
-            waves.append(lap.wave_seconds)
+        timed = stopwatch.step(sizes, WARM_UP_STEPS + number)
+        if timed.is_good:
+            steps.append(timed)
+            waves.append(timed.wave_seconds)
             low, high = interval(waves)
             if len(waves) >= FEWEST_STEPS and high - low < 2 * TIGHT * statistics.median(waves):
                 break
-        elif not laps and number >= 2 * FEWEST_STEPS:
+        elif not steps and number >= 2 * FEWEST_STEPS:
             break
-    if len(laps) < FEWEST_STEPS:
+    if len(steps) < FEWEST_STEPS:
         return None
     low, high = interval(waves)
-    loading = statistics.median(lap.loading_seconds for lap in laps)
-    rest = statistics.median(lap.step_seconds - lap.wave_seconds for lap in laps)
+    loading = statistics.median(timed.loading_seconds for timed in steps)
+    rest = statistics.median(timed.step_seconds - timed.wave_seconds for timed in steps)
     return Point(size, statistics.median(waves), low, high, _peak_bytes(stopwatch.device), loading), rest
 
 
@@ -221,7 +223,7 @@ def _communication(job: JobContext, wanted: Mapping[str, Any], stopwatch: _Stopw
     peers, virtual_nodes = engine.peers, engine.virtual_nodes
     membership = peers.membership
 
-    def step() -> _Lap:
+    def step() -> _StepTimes:
         engine.settle()
         mapping = membership.mapping(virtual_nodes)
         busy = {mapping.nodes_of(device)[0] for device in membership.devices}
@@ -238,24 +240,24 @@ def _communication(job: JobContext, wanted: Mapping[str, Any], stopwatch: _Stopw
             membership.shrink(count)
         while len(membership.devices) > count:
             step()
-        laps = [step() for _ in range(SETTLING_STEPS + COMMUNICATION_STEPS)][SETTLING_STEPS:]
-        times = [lap.step_seconds for lap in laps if lap.is_good]
+        steps = [step() for _ in range(SETTLING_STEPS + COMMUNICATION_STEPS)][SETTLING_STEPS:]
+        times = [timed.step_seconds for timed in steps if timed.is_good]
         if peers.is_lead and len(times) < FEWEST_STEPS:
             raise ConfigError(TOO_SLOW)
         if len(membership.devices) == count:  # fewer, if some were lost
-            seconds[count] = statistics.median(times or [lap.step_seconds for lap in laps])
+            seconds[count] = statistics.median(times or [timed.step_seconds for timed in steps])
             if peers.is_lead:
-                _report(job, {"devices": count, "step_seconds": seconds[count]})
+                report(job, {"devices": count, "step_seconds": seconds[count]})
     return {"devices": devices, "step_seconds": seconds}
 
 
-def _report(job: JobContext, line: dict[str, Any]) -> None:
+def report(job: JobContext, line: dict[str, Any]) -> None:
     """Show progress to whoever waits for the result."""
     with (job.folder / PROGRESS).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
-def ladder(largest: int) -> Iterator[int]:
+def measured_sizes(largest: int) -> Iterator[int]:
     """Powers of two and their mid-points: 1, 2, 3, 4, 6, 8, 12, ..."""
     size = 1
     while size <= largest:
@@ -276,7 +278,7 @@ def interval(times: list[float]) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def _limited(limit_bytes: int | None) -> Iterator[None]:
+def limited(limit_bytes: int | None) -> Iterator[None]:
     """Let memory run out at *limit_bytes*, for real."""
     if limit_bytes is None:
         yield

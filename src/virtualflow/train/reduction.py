@@ -30,6 +30,10 @@ Witness = Callable[[str, Tensor], None]
 Layout = list[tuple[Any, ...]]
 
 
+class SumsLost(Exception):  # noqa: N818 (a signal, raised on all workers)
+    """The sums of an accepted attempt went with a worker that was lost: the step is to be made again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What one attempt at a step has found on this worker."""

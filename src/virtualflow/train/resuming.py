@@ -13,6 +13,7 @@ from virtualflow.train.committed import Live
 from virtualflow.train.comparisons import Comparisons
 from virtualflow.train.early_results import Recorded
 from virtualflow.train.journal import Journal
+from virtualflow.train.part_files import with_paths
 from virtualflow.train.position import Loop, Position
 
 
@@ -38,9 +39,7 @@ class Resuming:
     def load(self, path: Path, *, force: bool = False) -> None:
         """Go on from *path*; *force* takes the state of a job with another seed or batch."""
         is_sharded = self._live.shards is not None  # then nobody takes all of it into memory
-        saved = checkpoint.read(path, self._live.parts.device, mapped=is_sharded)
-        if "units" in saved:
-            saved["units"] = [str(path.parent / part) for part in saved["units"]]
+        saved = with_paths(checkpoint.read(path, self._live.parts.device, mapped=is_sharded), path)
         if not force:
             checkpoint.check_same_job(path, saved["job"], self._facts)
         else:

@@ -16,10 +16,10 @@ from virtualflow.errors import CheckpointError
 from virtualflow.train import checkpoint, committed
 from virtualflow.train.committed import Live
 from virtualflow.train.early_results import Recorded
+from virtualflow.train.part_files import BLOCKS, UNITS, remove_old_parts, remove_parts, write_parts
 from virtualflow.train.peers import Peers
 from virtualflow.train.position import Loop, Position
-from virtualflow.train.sharded.collection import collected_optimizers, job_digest
-from virtualflow.train.stages.staged_files import remove_parts
+from virtualflow.train.sharded.collection import job_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,12 @@ class Checkpoints:
         self._peers = peers
         self._recorded = recorded
         self._end_of_pass: Mark | None = None
-        self._collected: list[dict[str, Any]] | None = None  # the optimizers' state, on the lead, while it is written
         self._saved: dict[Path, list[tuple[str, str]]] = {}  # after this epoch's batches: with which settings
 
     def save(self, path: Path) -> None:
         """Write the job's state to *path*."""
         parts = self._parts(path, self._loop.position)
-        self.write_once("save", lambda: self._write(path, self._contents(self._loop.position) | parts), whole=True)
+        self.write_once("save", lambda: self._write(path, self._contents(self._loop.position) | parts))
         if self._loop.in_epochs and self._loop.position.finished:
             self._saved[path] = list(self._live.settings.described())
 
@@ -69,12 +68,16 @@ class Checkpoints:
                 "where one of them stands. Started again from the beginning, it gives the same models; trainer.save "
                 "writes each of them."
             )
-        if self._loop.is_resumable:
-            write = partial(self._write_automatic, self._loop.position, lambda: self._contents(self._loop.position))
-            if self._live.shards is None:
-                write()
-            else:  # all workers are here
-                self.write_once("save", write, whole=True)
+        if not self._loop.is_resumable:
+            return
+        position = self._loop.position
+        path = self._automatic(position)
+        parts = self._parts(path, position)
+        write = partial(self._write_automatic, path, lambda: self._contents(position) | parts)
+        if parts:  # all workers are here
+            self.write_once("save", write)
+        else:
+            write()
 
     def mark_end_of_pass(self, digest: str) -> None:
         """Remember where the job stands, for ``write_end_of_pass``."""
@@ -88,27 +91,26 @@ class Checkpoints:
         mark, step = self._end_of_pass, self._loop.position.global_step
         if mark is None or mark.position.global_step != step or self._live.stages is not None:
             return  # nothing was trained that is not kept; or, with stages, it takes all workers, who may be gone
-        if self._live.shards is not None:
-            if self._peers.group is not None:
-                raise CheckpointError(
-                    f"step {step} can't be kept: the optimizer's state is spread over workers that have nobody to "
-                    "bring them together any more. The last checkpoint is what is left."
-                )
-            self._collect()
+        if self._live.shards is not None and self._peers.group is not None:
+            raise CheckpointError(
+                f"step {step} can't be kept: the optimizer's state is spread over workers that have nobody to "
+                "bring them together any more. The last checkpoint is what is left."
+            )
         if mark.digest != job_digest(self._live, self._loop, self._peers):
             raise CheckpointError(
                 f"step {step} can't be gone on from: the script has changed the model after its last step."
             )
-        self._write_automatic(mark.position, lambda: self._contents(mark.position) | mark.contents)
+        path = self._automatic(mark.position)
+        parts = self._parts(path, mark.position)
+        self._write_automatic(path, lambda: self._contents(mark.position) | mark.contents | parts)
 
-    def _write_automatic(self, position: Position, contents: Callable[[], dict[str, Any]]) -> None:
-        path = self._folder / f"step-{position.global_step:09d}.pt"
-        parts = self._parts(path, position)
-        if parts and not self._peers.is_lead:
-            return
+    def _automatic(self, position: Position) -> Path:
+        return self._folder / f"step-{position.global_step:09d}.pt"
+
+    def _write_automatic(self, path: Path, contents: Callable[[], dict[str, Any]]) -> None:
         with self._one_at_a_time():
             if not path.exists():
-                self._write(path, contents() | parts)
+                self._write(path, contents())
             for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
                 old.unlink(missing_ok=True)
                 remove_parts(old)
@@ -134,49 +136,25 @@ class Checkpoints:
 
         self.write_once("save", write)
 
-    def write_once(self, call: str, write: Callable[[], None], *, whole: bool = False) -> None:
-        """Let the lead *write*; raise on every worker if it could not. It gets the *whole* state if it needs that."""
-        failures: list[CheckpointError] = []
-
-        def collect() -> None:
-            failures.clear()
-            try:
-                if whole and self._live.shards is not None:
-                    self._collect()
-            except CheckpointError as error:  # of the lead: it is raised on all
-                failures.append(error)
-
-        def write_collected() -> None:
-            if failures:
-                raise failures[-1]
-            write()
-
-        try:
-            self._peers.once(call, self._loop.position.global_step, write_collected, before=collect)
-        finally:
-            self._collected = None
+    def write_once(self, call: str, write: Callable[[], None]) -> None:
+        """Let the lead *write*; raise on every worker if it could not."""
+        self._peers.once(call, self._loop.position.global_step, write)
 
     def _parts(self, path: Path, position: Position) -> dict[str, Any]:
-        """With stages, what belongs into a checkpoint besides: the places of the parts that all have written."""
-        if self._live.files is None:
-            return {}
-        return {"units": self._live.files.write_parts(path, position.global_step)}
+        """What belongs into a checkpoint besides, where no worker holds everything: the names of its parts."""
+        live, step = self._live, position.global_step
+        if live.files is not None:
+            return {UNITS: write_parts(self._peers, path, step, live.files.parts)}
+        if live.shards is not None:
+            return {BLOCKS: write_parts(self._peers, path, step, live.shards.part_to_write)}
+        return {}
 
     def _write(self, path: Path, contents: dict[str, Any]) -> None:
         checkpoint.write(path, contents)
-        if self._live.files is not None:
-            self._live.files.remove_old_parts(path, contents["units"])
-
-    def _collect(self) -> None:
-        """Have the optimizers' state whole on the lead."""
-        assert self._live.shards is not None
-        self._collected = collected_optimizers(self._live, self._live.shards, self._folder)
+        remove_old_parts(path, contents)
 
     def _contents(self, position: Position) -> dict[str, Any]:
-        taken = committed.take(self._live, position)
-        if self._collected is not None:
-            taken["optimizers"] = self._collected
-        return {"job": self._facts, **taken, "top": self._loop.top, **self._calls()}
+        return {"job": self._facts, **committed.take(self._live, position), "top": self._loop.top, **self._calls()}
 
     def _calls(self) -> dict[str, Any]:
         return {"between": self._recorded.between, "results": self._recorded.section}

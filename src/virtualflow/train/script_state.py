@@ -44,7 +44,7 @@ class State:
 
 def check(item: Any) -> None:
     """Refuse an item of ``state=`` that nobody could save or set back."""
-    if not _is_known(item):
+    if not is_known(item):
         raise ConfigError(
             f"state= holds a {type(item).__name__}, which has no state_dict and load_state_dict: the job can't save "
             "it or send "
@@ -53,7 +53,7 @@ def check(item: Any) -> None:
         )
 
 
-def _is_known(item: Any) -> bool:
+def is_known(item: Any) -> bool:
     if _has_state_dict(item) or isinstance(item, (State, *_CONTAINERS, *_CONSTANTS, *_GENERATORS)):
         return True
     return is_dataclass(item)

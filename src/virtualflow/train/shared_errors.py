@@ -14,37 +14,37 @@ from typing import Any
 
 _LIBRARY = str(Path(__file__).resolve().parent.parent)
 _PLAIN = (bool, int, float, str, type(None))
-_PLACE, _DEVICE = "_virtualflow_place", "_virtualflow_device"  # attributes of an error that was told to all
-Told = dict[str, Any]
+_PLACE, _DEVICE = "_virtualflow_place", "_virtualflow_device"  # attributes of an error that was sent to all
+ErrorDescription = dict[str, Any]
 
 
-class Met:
+class LocalError:
     """An error that this worker has met in a call that all make; of several, that of the lowest *order* counts."""
 
     def __init__(self, error: Exception, place: str, device: str, order: int = 0) -> None:
         self.error = error
         _mark(error, f"This was in {place}, on device {device}.", device)
         error.add_note(getattr(error, _PLACE))
-        self.told = told(error) | {"order": order}
+        self.description = described(error) | {"order": order}
 
 
-def raise_first(everyone: Iterable[Told | None], mine: Met | None) -> None:
+def raise_first(everyone: Iterable[ErrorDescription | None], mine: LocalError | None) -> None:
     """Raise the first of *everyone*'s errors, equal on all workers, if there is one; *mine* is among them."""
-    met = [theirs for theirs in everyone if theirs is not None]
-    if not met:
+    known = [theirs for theirs in everyone if theirs is not None]
+    if not known:
         return
-    first = min(met, key=lambda theirs: int(theirs["order"]))
-    raise mine.error if mine is not None and first == mine.told else retold(first)
+    first = min(known, key=lambda theirs: int(theirs["order"]))
+    raise mine.error if mine is not None and first == mine.description else remade(first)
 
 
-def told(error: Exception) -> Told:
+def described(error: Exception) -> ErrorDescription:
     """*error* as plain values, for workers that have not met it."""
     made = error.__reduce_ex__(2)
     arguments, state = (made[1], made[2] if len(made) > 2 else None) if isinstance(made, tuple) else (None, None)
     plain = all(isinstance(value, _PLAIN) for value in arguments or ())
     attributes = state.items() if isinstance(state, dict) else ()
     return {
-        "classes": [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__],
+        "classes": [[base.__module__, base.__qualname__] for base in type(error).__mro__],
         "arguments": list(arguments) if isinstance(arguments, tuple) and plain else None,
         "attributes": {name: item for name, item in attributes if isinstance(item, _PLAIN) and name[0] != "_"},
         "text": str(error),
@@ -54,8 +54,8 @@ def told(error: Exception) -> Told:
     }
 
 
-def retold(description: Told) -> Exception:
-    """An error equal to the one that was ``told``: of the same class, as far as this process knows that."""
+def remade(description: ErrorDescription) -> Exception:
+    """An error equal to the one that was ``described``: of the same class, as far as this process knows that."""
     error = _made(description)
     if description["place"]:
         _mark(error, description["place"], description["device"])
@@ -64,7 +64,7 @@ def retold(description: Told) -> Exception:
 
 
 def device_of(error: BaseException) -> str | None:
-    """The device whose worker has met *error*, if that was told to all."""
+    """The device whose worker has met *error*, if that was sent to all."""
     device: str | None = getattr(error, _DEVICE, None)
     return device
 
@@ -79,16 +79,16 @@ def _mark(error: Exception, place: str, device: str) -> None:
     vars(error).update({_PLACE: place, _DEVICE: device})
 
 
-def _made(description: Told) -> Exception:
+def _made(description: ErrorDescription) -> Exception:
     """One that says the same, of the class that is nearest to that of the error."""
     text, arguments = description["text"], description["arguments"]
     for module, name in description["classes"]:
-        kind = _known(module, name)
-        if kind is None:
+        error_class = _known(module, name)
+        if error_class is None:
             continue
-        for make in (_called, _filled, _speaking):
+        for make in (_called, _filled, _with_text):
             try:
-                error = make(kind, (text,) if arguments is None else tuple(arguments), text)
+                error = make(error_class, (text,) if arguments is None else tuple(arguments), text)
                 vars(error).update(description["attributes"])
                 if str(error) == text:
                     return error
@@ -97,35 +97,35 @@ def _made(description: Told) -> Exception:
     raise AssertionError("Exception itself can always be made")
 
 
-def _called(kind: type[Exception], arguments: tuple[Any, ...], _: str) -> Exception:
-    return kind(*arguments)
+def _called(error_class: type[Exception], arguments: tuple[Any, ...], _: str) -> Exception:
+    return error_class(*arguments)
 
 
-def _filled(kind: type[Exception], arguments: tuple[Any, ...], _: str) -> Exception:
+def _filled(error_class: type[Exception], arguments: tuple[Any, ...], _: str) -> Exception:
     """For a class whose arguments are not those of its ``__init__``."""
-    error = kind.__new__(kind, *arguments)
+    error = error_class.__new__(error_class, *arguments)
     error.args = arguments
     return error
 
 
-def _speaking(kind: type[Exception], _: tuple[Any, ...], text: str) -> Exception:
+def _with_text(error_class: type[Exception], _: tuple[Any, ...], text: str) -> Exception:
     """For a class that says something else without what could not travel."""
 
-    class Speaking(kind):  # type: ignore[misc, valid-type]
+    class WithText(error_class):  # type: ignore[misc, valid-type]
         def __str__(self) -> str:
             return text
 
-    Speaking.__name__, Speaking.__module__ = kind.__name__, kind.__module__
-    error: Exception = Speaking.__new__(Speaking)
+    WithText.__name__, WithText.__module__ = error_class.__name__, error_class.__module__
+    error: Exception = WithText.__new__(WithText)
     return error
 
 
 def _known(module: str, name: str) -> type[Exception] | None:
     """The class of that name, in a module that this process has loaded."""
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+        value = getattr(value, part, None)
+    return value if isinstance(value, type) and issubclass(value, Exception) else None
 
 
 def _own_frames(error: Exception) -> list[traceback.FrameSummary]:

@@ -16,7 +16,7 @@ from virtualflow.errors import CollectiveError, HiddenStateError, PeerLostError
 from virtualflow.train import accelerators
 from virtualflow.train.attempt import Attempt, NodeReport
 from virtualflow.train.audit import Audit
-from virtualflow.train.buffers import Birth, Buffers
+from virtualflow.train.buffers import Buffers, NewBuffer
 from virtualflow.train.data import Feed, Shard
 from virtualflow.train.loss import NodeLoss, check_rows, read_loss
 from virtualflow.train.memory_advice import MemoryUse, is_out_of_memory
@@ -25,13 +25,13 @@ from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.phases import others_frozen, updated_by
 from virtualflow.train.readback import Readback
-from virtualflow.train.reduction import Reduction
+from virtualflow.train.reduction import Reduction, SumsLost
 from virtualflow.train.replay import Replays
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
 from virtualflow.train.seeding import check_settings, reseed
 from virtualflow.train.sharded.sharded_update import ShardedUpdate
 from virtualflow.train.sharded.shards import Shards
-from virtualflow.train.shared_errors import Met
+from virtualflow.train.shared_errors import LocalError
 from virtualflow.train.state import Optimizers, Parts, named_parameters
 from virtualflow.train.step_checks import StepChecks
 from virtualflow.train.step_metrics import MetricNames
@@ -91,7 +91,7 @@ class StepRunner:
         self._listing = buffers.listing
         self._steps = 0  # that this worker has made
         self._node = 0  # the virtual node that was run last
-        self._met: Met | None = None  # in this attempt
+        self._met: LocalError | None = None  # in this attempt
         self._replays = Replays(parts)
         must_be_finite = settings.on_nan == "raise" and grad_scaler is None
         reduction.finds_not_finite = must_be_finite
@@ -126,9 +126,7 @@ class StepRunner:
             self._undeclared.check("it has changed since the first step")
         self._pace.begin_step()
         try:
-            attempt, scalars = self._attempts(batch, global_step, feed)
-            self._checks.check(global_step, scalars)
-            norm = self._finish(attempt, scalars)
+            attempt, scalars, norm = self._finished(batch, global_step, feed)
         except Exception:
             # Whoever catches this finds the model as it was before the step.
             self.abandon()
@@ -137,6 +135,17 @@ class StepRunner:
         result = self._commit(attempt, scalars, norm, update=update)
         self._steps += 1
         return result
+
+    def _finished(self, batch: GlobalBatch, global_step: int, feed: Feed) -> tuple[Attempt, StepScalars, float | None]:
+        """The attempt that counts, with gradients and buffers set to those of the step; the norm if it was free."""
+        number = 0
+        while True:
+            attempt, scalars = self._attempts(batch, global_step, feed, number)
+            self._checks.check(global_step, scalars)
+            try:
+                return attempt, scalars, self._finish(attempt, scalars)
+            except SumsLost:
+                number = attempt.number
 
     def _own_parameters(self) -> dict[str, nn.Parameter]:
         """Those that this phase updates; without phases, all of the model's: a loss_fn may unfreeze what it needs."""
@@ -150,10 +159,10 @@ class StepRunner:
             self._listing = self._buffers.listing
             self._reduction.buffer_sums.adopt()
 
-    def _attempts(self, batch: GlobalBatch, global_step: int, feed: Feed) -> tuple[Attempt, StepScalars]:
-        """Try until the sums are right; they are then those of all workers."""
+    def _attempts(self, batch: GlobalBatch, global_step: int, feed: Feed, first: int) -> tuple[Attempt, StepScalars]:
+        """Try until the sums are right, from the attempt of number *first* on; they are then those of all workers."""
         self._replays.forget()
-        for number in range(MAX_ATTEMPTS):
+        for number in range(first, MAX_ATTEMPTS):
             attempt = Attempt(batch, global_step, number)
             packed = self._peers.agree(lambda: self._attempt(attempt, feed))  # noqa: B023  (called at once)
             faults.reach("after the scalars")
@@ -166,7 +175,7 @@ class StepRunner:
             if unnamed:
                 self._metric_names.add(self._peers.exchanged("step", global_step, self._unknown_metrics()))
             if any(report.born for report in scalars.nodes.values()):
-                self._share_births(global_step)
+                self._share_new_buffers(global_step)
                 self._replays.forget()  # the next attempt begins with other buffers
             elif self._reduction.accept(scalars.peaks) and not unnamed:
                 return attempt, scalars
@@ -186,19 +195,21 @@ class StepRunner:
         """Undo what an unfinished attempt has left: only committed steps count."""
         self._buffers.reset()
 
-    def _share_births(self, global_step: int) -> None:
+    def _share_new_buffers(self, global_step: int) -> None:
         """Give every worker the buffers that virtual nodes have made; the step is replayed with them."""
         mine = {
-            name: (birth.node, birth.tensor, birth.persistent, birth.tensor.device.type == "cpu")
-            for name, birth in self._buffers.born.items()
+            name: (new_buffer.node, new_buffer.tensor, new_buffer.persistent, new_buffer.tensor.device.type == "cpu")
+            for name, new_buffer in self._buffers.born.items()
         }
-        births: dict[str, Birth] = {}
+        new_buffers: dict[str, NewBuffer] = {}
         for theirs in self._peers.exchanged("step", global_step, mine):
             for name, (node, tensor, persistent, on_host) in theirs.items():
-                birth = Birth(node, tensor if on_host else tensor.to(self._parts.device), persistent)
-                births[name] = min((birth, *([births[name]] if name in births else [])), key=lambda b: b.rank)
+                new_buffer = NewBuffer(node, tensor if on_host else tensor.to(self._parts.device), persistent)
+                new_buffers[name] = min(
+                    (new_buffer, *([new_buffers[name]] if name in new_buffers else [])), key=lambda b: b.rank
+                )
         self.abandon()
-        self._buffers.adopt(births)
+        self._buffers.adopt(new_buffers)
         self._adopt_buffers()
 
     def _attempt(self, attempt: Attempt, feed: Feed) -> Tensor:
@@ -243,7 +254,7 @@ class StepRunner:
             raise
         except Exception as error:
             place = f"step {attempt.global_step}, virtual node {self._node}"
-            self._met = Met(error, place, self._peers.membership.device, order + self._node)
+            self._met = LocalError(error, place, self._peers.membership.device, order + self._node)
 
     def _all_ran(self) -> bool:
         """Whether no worker has met an error."""
@@ -332,7 +343,7 @@ class StepRunner:
                 check_rows(shard.batch, shard.examples, drawn=shard.is_drawn)
             self._untouched.check_forward(attempt.global_step)
             if before_sending is not None:
-                with self._pace.excused():
+                with self._pace.not_counted():
                     before_sending()
             self._backward(loss, shard, attempt.batch.examples)
         except (MemoryError, RuntimeError, ValueError) as error:

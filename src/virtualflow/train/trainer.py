@@ -37,11 +37,12 @@ from virtualflow.train.sharded.collection import job_digest
 from virtualflow.train.sharded.shards import Shards
 from virtualflow.train.shared_calls import SharedCalls
 from virtualflow.train.stages.cell_runs import StageLoss
+from virtualflow.train.stages.job_optimizer import items_of_state
 from virtualflow.train.stages.stage_cut import Stages
 from virtualflow.train.stages.staged_inference import StagedInference
 from virtualflow.train.stages.staged_state import StagedState
 from virtualflow.train.stages.staging import StagedEngine, Staging, refuse_without_stages
-from virtualflow.train.state import Parts
+from virtualflow.train.state import Optimizers, Parts
 from virtualflow.train.step_metrics import StepLoss
 from virtualflow.train.step_settings import StepSettings
 from virtualflow.train.undeclared_state import UndeclaredState
@@ -65,7 +66,8 @@ class Trainer:
     *virtual_nodes* is their number, or their sizes.
 
     A model that is larger than a device is given as *stages* instead, functions that build its parts. Then
-    ``loss_fn(output, batch)`` gets the last one's output, and ``optimizer(params)`` makes an optimizer. *tied* names
+    ``loss_fn(output, batch)`` gets the last one's output, ``optimizer(params)`` makes an optimizer, and items of
+    *state* may be functions of ``trainer.optimizer``, which schedules need. *tied* names
     weights that are another stage's, *copies* says on how many devices each stage is kept, *pipeline* is "1f1b" or
     "gpipe", and with *recompute* activations are computed twice instead of kept.
 
@@ -116,8 +118,6 @@ class Trainer:
             refused = {
                 "a model": model is not None,
                 "reduction='fast'": reduction != "exact",
-                "state=": bool(state),
-                "grad_scaler=": grad_scaler is not None,
                 "on_gradients=": on_gradients is not None,
                 "backward=": backward is not torch.Tensor.backward,
                 "sharding=": sharding != "none",
@@ -125,14 +125,16 @@ class Trainer:
             given = (stages, tied or getattr(stages, "tied", {}), optimizer, loss_fn, copies, pipeline, recompute)
             staging = Staging.of(*given, refused, membership.job)
             model, phases = nn.Module(), {}
+            optimizers: Optimizers = (staging.optimizer.whole,)
+            state = items_of_state(state, staging.optimizer.whole)
         else:
             given_alone = {"tied=": bool(tied), "recompute=": recompute, "pipeline=": pipeline != "1f1b"}
             refuse_without_stages(membership.job, given_alone)
             checks.check_sharding(sharding, copies, reduction, optimizer, on_gradients, membership.job)
             model, phases = as_module(model), phases_of(optimizer, loss_fn)
-        optimizers = all_optimizers(phases)
-        checks.check_model(model)
-        checks.check_optimizers(optimizers, model)
+            optimizers = all_optimizers(phases)
+            checks.check_model(model)
+            checks.check_optimizers(optimizers, model)
         checks.check_state(state, optimizers)
         if reduction == "exact":
             checks.check_compiled(model, schedule.all_sizes, [phase.loss_fn for phase in phases.values()])
@@ -148,7 +150,7 @@ class Trainer:
             preparation.share_initial_model(peers, model)
         self._loading = Loading(schedule, self._seed, device, collate_fn, sampler, drop_last, loader_workers)
         self._pace = instruments.pace(device)
-        shards = Shards(model, optimizers, copies, peers) if sharding == "state" else None
+        shards = Shards(model, optimizers, copies, len(sizes), peers) if sharding == "state" else None
         peers.may_leave_early = peers.may_leave_early and shards is None
         self._live = assembly.live_state(
             parts, optimizers, state, grad_scaler, reduction, phases, len(sizes), shards, peers
@@ -200,7 +202,7 @@ class Trainer:
         )
         runner = next(iter(self._runners.values()))
         self._passes = Passes(
-            Engine(peers, runner, self._pace, len(sizes), live, nodes, self._boundary.settle),
+            Engine(peers, runner, self._pace, len(sizes), live, nodes, self._boundary.settle, staging),
             instruments,
             self._loop,
             self._loading,
@@ -220,13 +222,24 @@ class Trainer:
                     **run_facts.environment(device),
                     "reduction": reduction,
                     **facts,
-                    "optimizer": run_facts.optimizer_settings(optimizers)
-                    if staging is None
-                    else staging.optimizer_facts,
+                    "optimizer": run_facts.optimizer_settings(optimizers),
                     "seeded": seeded() is not None,
                     "initial_digest": self.digest(),
                 }
             )
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer; with stages the job's, with the groups and settings of all weights but none of their state.
+
+        A Trainer that has phases has several: this is the first one's.
+        """
+        return self._live.optimizers[0]
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """The items of ``state=``, in order: with stages, also what its functions have made of the optimizer."""
+        return self._live.state
 
     @property
     def is_lead(self) -> bool:
@@ -450,6 +463,7 @@ class Trainer:
         """``function(model, batch)`` for every shard of *data*, in order, on every worker, without gradients.
 
         Shards are those of the virtual nodes, or of *batch_size* examples each. Results are tensors and plain values.
+        With stages, the function gets the last one's output, and the batch.
         """
         return self._calls.map(data, function, batch_size, collate_fn)
 

@@ -131,7 +131,7 @@ def works_on(device: torch.device) -> bool:
                 accumulator.begin_node()
                 for slot, value in enumerate(values):
                     accumulator.add(slot, value, 1.5 * 2.0**20, 3.0)
-            accumulator._flush()
+            accumulator.flush()
             sums = accumulator.sums[:3000]
             made.append([sums.tolist(), accumulator.peaks.tolist(), accumulator.unclean().tolist()])
     except Exception as error:  # no compiler, no driver, a device that it does not know: many types

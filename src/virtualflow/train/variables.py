@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from virtualflow.train.replay import digest_of
 from virtualflow.train.state import Parts
 
-MOST_BYTES = 1 << 23  # of tensors that are looked at in one epoch
+MOST_BYTES = 1 << 23  # of tensors that are visible at in one epoch
 MOST_ITEMS = 16  # of a long container, at either end
 MOST_NAMED = 5
 _DEPTH = 2
@@ -63,17 +63,17 @@ class Variables:
     def _look(self) -> dict[str, str]:
         own = {id(item) for item in (self._parts, *self._declared)} | {id(module) for module in self._parts.modules()}
         own |= {id(tensor) for tensor in self._parts.parameters().values()}
-        looked = _Look(own)
+        visible = _VisibleValues(own)
         values: dict[str, str] = {}
         for frame in _frames():
             for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
                 if not name.startswith("_") and name not in values:
-                    with contextlib.suppress(Exception):  # of an object that does not bear to be looked at
-                        values |= looked.at(name, value, 0)
+                    with contextlib.suppress(Exception):  # of an object that does not bear to be visible at
+                        values |= visible.at(name, value, 0)
         return values
 
 
-class _Look:
+class _VisibleValues:
     def __init__(self, own: set[int]) -> None:
         self._seen = own
         self._bytes = 0

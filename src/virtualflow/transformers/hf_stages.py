@@ -105,10 +105,10 @@ def _ids(batch: Any) -> Any:
 
 
 def _places(model: Any) -> tuple[str, str, str, str]:
-    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if kind not in BODIES or not hasattr(model, "lm_head"):
+    model_type = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if model_type not in BODIES or not hasattr(model, "lm_head"):
         raise ConfigError(
-            f"vf.hf_stages knows causal language models of type {' and '.join(BODIES)}, not {kind!r} "
+            f"vf.hf_stages knows causal language models of type {' and '.join(BODIES)}, not {model_type!r} "
             f"({type(model).__name__}). Write its stages by hand: functions that build modules."
         )
-    return BODIES[kind]
+    return BODIES[model_type]

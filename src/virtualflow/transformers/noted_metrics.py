@@ -20,26 +20,26 @@ def noted(trainer: Any, mode: str) -> Iterator[dict[str, list[float]]]:
 
     A worker computes but a part of the batches, and a step may be computed twice.
     """
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     if not _has_notes(trainer):
-        yield found
+        yield values
         return
     kept, total = trainer._metrics[mode], getattr(trainer, _TOTAL, 0)
     trainer._metrics[mode] = defaultdict(list)
     try:
-        yield found
-        found |= trainer._metrics[mode]
-        if TOKENS in found:
-            found[TOKENS] = [getattr(trainer, _TOTAL, 0) - total]
+        yield values
+        values |= trainer._metrics[mode]
+        if TOKENS in values:
+            values[TOKENS] = [getattr(trainer, _TOTAL, 0) - total]
     finally:
         trainer._metrics[mode] = kept
         if hasattr(trainer, _TOTAL):
             setattr(trainer, _TOTAL, total)
 
 
-def as_step_metrics(found: dict[str, list[float]]) -> dict[str, Any]:
+def as_step_metrics(values: dict[str, list[float]]) -> dict[str, Any]:
     """For the step's agreement: means over all micro-batches, and a sum of tokens."""
-    return {name: sum(some) if name == TOKENS else (sum(some), len(some)) for name, some in found.items() if some}
+    return {name: sum(some) if name == TOKENS else (sum(some), len(some)) for name, some in values.items() if some}
 
 
 def note(trainer: Any, mode: str, values: dict[str, float]) -> None:

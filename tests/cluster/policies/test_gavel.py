@@ -21,29 +21,24 @@ from virtualflow.sim import costs, gavel_table, importers, metrics
 from virtualflow.sim.engine import simulate
 from virtualflow.sim.result import Run
 
-DATA = Path(__file__).parents[3].parent / "shared/data"
 TRACES = Path(__file__).parents[3] / "benchmarks" / "traces"
 CLUSTER = parse_pools("V100:4,P100:8,K80:16")
-NEEDS_DATA = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 FAMILY = ("las", "las-agnostic", "water-filling", "ftf", "makespan")
 
 
 def on_gavels_trace(name: str, compat: str | None) -> Run:
-    table = gavel_table.read(
-        DATA / "gavel/simulation_throughputs.json", whole_steps_seconds=GAVEL_ROUND_SECONDS if compat else None
-    )
-    jobs = importers.read(DATA / "gavel/generated_vf_like/vf_like_8jph_seed0.trace").jobs
+    whole = GAVEL_ROUND_SECONDS if compat else None
+    table = gavel_table.read(TRACES / "gavel-speeds.json", whole_steps_seconds=whole)
+    jobs = importers.read(TRACES / "gavel-8-an-hour.json").jobs
     return simulate(jobs, CLUSTER, registry.make(name, Options(compat=compat)), table, costs.NONE)
 
 
-@NEEDS_DATA
 def test_average_jct_is_what_gavel_itself_gives() -> None:
     assert metrics.of(on_gavels_trace("las", "gavel")).average_jct_seconds == pytest.approx(3836.8, rel=0.05)
 
 
-@NEEDS_DATA
 def test_without_gavels_gate_jobs_end_sooner() -> None:
-    """The data's own account of the gate: it raises the average JCT by 29 to 43%."""
+    """Gavel's own simulator, with the gate and without: it raises the average JCT by 29 to 43%."""
     gated, free = (metrics.of(on_gavels_trace("las", compat)).average_jct_seconds for compat in ("gavel", None))
     assert 1.25 < gated / free < 1.45
 
@@ -84,8 +79,8 @@ def run(name: str, jobs: list[Job], devices: str = "V100:1,K80:1", compat: str |
 def test_for_the_makespan_the_job_that_gains_most_from_the_fast_type_gets_it() -> None:
     """V100s speed *a* up by 4 and *b* by 4/3: only with *a* there do both end within the hour."""
     jobs = [Job("b", 0.0, 1, 1.5 * 3600, "b"), Job("a", 0.0, 1, 4.0 * 3600, "a")]
-    _, found = run("makespan", jobs)
-    assert {each.job.id: {name.split(":")[0] for s in each.segments for name in s.devices} for each in found.jobs} == {
+    _, result = run("makespan", jobs)
+    assert {each.job.id: {name.split(":")[0] for s in each.segments for name in s.devices} for each in result.jobs} == {
         "a": {"V100"},
         "b": {"K80"},
     }
@@ -94,8 +89,8 @@ def test_for_the_makespan_the_job_that_gains_most_from_the_fast_type_gets_it() -
 @pytest.mark.parametrize("name", FAMILY)
 def test_devices_change_hands_at_the_ends_of_rounds_only(name: str) -> None:
     jobs = [Job(str(n), 100.0 * n, 1, 2000.0 + 300 * n, "ab"[n % 2]) for n in range(5)]
-    _, found = run(name, jobs)
-    for each in found.jobs:
+    _, result = run(name, jobs)
+    for each in result.jobs:
         for segment in each.segments:
             assert segment.start_seconds % 360 == 0
             assert segment.end_seconds % 360 == 0 or segment.end_seconds == each.end_seconds
@@ -103,15 +98,15 @@ def test_devices_change_hands_at_the_ends_of_rounds_only(name: str) -> None:
 
 def test_two_equal_jobs_take_turns_on_one_device() -> None:
     jobs = [Job("x", 0.0, 1, 4.0 * 3600, "a"), Job("y", 0.0, 1, 4.0 * 3600, "a")]
-    _, found = run("las", jobs, "V100:1")
-    ends = sorted(each.end_seconds for each in found.jobs)
+    _, result = run("las", jobs, "V100:1")
+    ends = sorted(each.end_seconds for each in result.jobs)
     assert ends == [2 * 3600 - 360, 2 * 3600]
 
 
 def test_gavels_gate_keeps_a_new_job_waiting() -> None:
     jobs = [Job("x", 0.0, 1, 40_000, "a"), Job("y", 30.0, 1, 400, "a"), Job("z", 400.0, 1, 400, "a")]
-    policy, found = run("las", jobs, "V100:4", compat="gavel")
-    starts = {each.job.id: each.start_seconds for each in found.jobs}
+    policy, result = run("las", jobs, "V100:4", compat="gavel")
+    starts = {each.job.id: each.start_seconds for each in result.jobs}
     assert starts["x"] == 0.0
     assert starts["y"] == 360.0  # Gavel takes a last solution at 0 s for none
     assert starts["z"] >= 360 + 1920
@@ -126,8 +121,8 @@ def test_an_unknown_rule_is_refused() -> None:
 def test_leftover_devices_go_to_running_jobs_and_come_back() -> None:
     """One job alone has all types; when another comes, its own are enough."""
     jobs = [Job("x", 0.0, 16, 2000, "resnet50", 64, 128), Job("y", 700.0, 16, 50, "resnet50", 64, 128)]
-    found = simulate(jobs, CLUSTER, registry.make("las-mixed"), FreeSizes(), costs.NONE)
-    (x,) = [each for each in found.jobs if each.job.id == "x"]
+    result = simulate(jobs, CLUSTER, registry.make("las-mixed"), FreeSizes(), costs.NONE)
+    (x,) = [each for each in result.jobs if each.job.id == "x"]
     kinds = [sorted({name.split(":")[0] for name in segment.devices}) for segment in x.segments]
     assert kinds[0] == ["K80", "P100", "V100"]
     assert len(kinds[1]) < 3
@@ -147,8 +142,8 @@ def test_a_job_is_not_put_where_its_demand_does_not_run() -> None:
     table = Table({"v100": {("a", 1): 1.0, ("a", 4): 3.0}, "k80": {("a", 1): 0.1, ("a", 4): 0.0}}, {})
     jobs = [Job(str(n), 0.0, 4, 900, "a") for n in range(3)]
     for name in (*FAMILY, "tiresias"):
-        found = simulate(jobs, parse_pools("K80:4,V100:4"), registry.make(name), table, costs.NONE)
-        assert {d.split(":")[0] for each in found.jobs for s in each.segments for d in s.devices} == {"V100"}
+        result = simulate(jobs, parse_pools("K80:4,V100:4"), registry.make(name), table, costs.NONE)
+        assert {d.split(":")[0] for each in result.jobs for s in each.segments for d in s.devices} == {"V100"}
 
 
 def test_a_policy_that_leaves_a_job_where_it_cannot_run_is_told_so() -> None:

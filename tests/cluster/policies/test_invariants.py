@@ -34,13 +34,13 @@ TABLE = Table(
 
 @st.composite
 def jobs(draw: st.DrawFn) -> list[Job]:
-    seconds, found = 0.0, []
+    seconds, result = 0.0, []
     for number in range(draw(st.integers(1, 6))):
         seconds += draw(st.sampled_from((0.0, 50.0, 360.0, 1000.0)))
         steps, workload = draw(st.sampled_from((30.0, 900.0, 5000.0))), draw(st.sampled_from("ab"))
         demand, priority = draw(st.sampled_from((1, 2, 4))), draw(st.sampled_from((1.0, 5.0)))
-        found.append(Job(str(number), seconds, demand, steps, workload, priority=priority))
-    return found
+        result.append(Job(str(number), seconds, demand, steps, workload, priority=priority))
+    return result
 
 
 def run(
@@ -58,20 +58,20 @@ def run(
 def test_all_work_is_done_on_devices_that_exist_and_twice_the_same(
     name: str, compat: str | None, trace: list[Job], rate: float
 ) -> None:
-    found, again = (run(name, compat, trace, rate=rate) for _ in range(2))
-    assert found.jobs == again.jobs
-    assert {each.job.id for each in found.jobs} == {job.id for job in trace}
-    starts = sorted({s.start_seconds for each in found.jobs for s in each.segments})
+    result, again = (run(name, compat, trace, rate=rate) for _ in range(2))
+    assert result.jobs == again.jobs
+    assert {each.job.id for each in result.jobs} == {job.id for job in trace}
+    starts = sorted({s.start_seconds for each in result.jobs for s in each.segments})
     for now in starts:
         used = [
             device
-            for each in found.jobs
+            for each in result.jobs
             for segment in each.segments
             if segment.start_seconds <= now < segment.end_seconds
             for device in segment.devices
         ]
         assert len(used) == len(set(used)) <= 6
-    for each in found.jobs:
+    for each in result.jobs:
         speeds = (
             TABLE.speed(each.job, parse_pools(_counted(segment.devices))).steps_per_second
             * (segment.end_seconds - segment.start_seconds)
@@ -96,8 +96,8 @@ def test_rounds_are_respected(name: str, trace: list[Job]) -> None:
 def test_work_goes_on_through_failures_and_whatever_it_costs(name: str, trace: list[Job], rate: float) -> None:
     pools = parse_pools("V100:2,K80:4")
     events = Failures(rate, 0.0, 120.0, 0).events(pools, 0.0)
-    found = simulate(trace, pools, registry.make(name), SHARED, costs.PAPER, failures=events)
-    assert {each.job.id for each in found.jobs} == {job.id for job in trace}
+    result = simulate(trace, pools, registry.make(name), SHARED, costs.PAPER, failures=events)
+    assert {each.job.id for each in result.jobs} == {job.id for job in trace}
 
 
 SHARED = Table(
@@ -118,14 +118,14 @@ SHARED = Table(
 @given(trace=jobs(), rate=st.sampled_from((0.0, 5.0)))
 def test_gandiva_does_all_work_with_at_most_two_jobs_on_a_device(trace: list[Job], rate: float) -> None:
     """What each job does between any two changes, at what is left of its speed there, adds up to its steps."""
-    found = run("gandiva", None, trace, SHARED, rate=rate)
-    assert found.jobs == run("gandiva", None, trace, SHARED, rate=rate).jobs
-    times = sorted({t for each in found.jobs for s in each.segments for t in (s.start_seconds, s.end_seconds)})
+    result = run("gandiva", None, trace, SHARED, rate=rate)
+    assert result.jobs == run("gandiva", None, trace, SHARED, rate=rate).jobs
+    times = sorted({t for each in result.jobs for s in each.segments for t in (s.start_seconds, s.end_seconds)})
     done = dict.fromkeys((job.id for job in trace), 0.0)
     for start, end in itertools.pairwise(times):
         there = [
             (each.job, segment.devices)
-            for each in found.jobs
+            for each in result.jobs
             for segment in each.segments
             if segment.start_seconds <= start < segment.end_seconds
         ]

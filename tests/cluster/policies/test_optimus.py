@@ -70,8 +70,8 @@ TABLE = Table({"v100": {("a", n): speed for n, speed in enumerate(RESNET, 1)}}, 
 def test_every_ten_minutes_what_is_left_to_do_decides() -> None:
     """After ten minutes, 39,000, 24,000 and 100,000 examples are left: the second device gains 1041, 631 and 2671 s."""
     jobs = [Job("long", 0.0, 5, 60_000, "a"), Job("short", 0.0, 5, 40_000, "a"), Job("late", 1.0, 5, 100_000, "a")]
-    found = simulate(jobs, parse_pools("V100:5"), registry.make("optimus"), TABLE, costs.NONE)
-    sizes = {each.job.id: [(s.start_seconds, len(s.devices)) for s in each.segments] for each in found.jobs}
+    result = simulate(jobs, parse_pools("V100:5"), registry.make("optimus"), TABLE, costs.NONE)
+    sizes = {each.job.id: [(s.start_seconds, len(s.devices)) for s in each.segments] for each in result.jobs}
     assert sizes["long"][:2] == [(0.0, 3), (600.0, 2)]
     assert sizes["short"][:2] == [(0.0, 2), (600.0, 1)]
     assert sizes["late"][0] == (600.0, 2)
@@ -80,5 +80,5 @@ def test_every_ten_minutes_what_is_left_to_do_decides() -> None:
 
 def test_who_came_first_runs_if_there_are_too_few_devices() -> None:
     jobs = [Job(name, seconds, 5, 10_000, "a") for seconds, name in enumerate("abc", 1)]
-    found = simulate(jobs, parse_pools("V100:2"), registry.make("optimus"), TABLE, costs.NONE)
-    assert {each.job.id: each.start_seconds for each in found.jobs} == {"a": 600.0, "b": 600.0, "c": 1800.0}
+    result = simulate(jobs, parse_pools("V100:2"), registry.make("optimus"), TABLE, costs.NONE)
+    assert {each.job.id: each.start_seconds for each in result.jobs} == {"a": 600.0, "b": 600.0, "c": 1800.0}

@@ -22,21 +22,21 @@ def run(jobs: list[Job], policy: Tiresias, devices: str = "V100:2") -> Run:
 def test_the_papers_three_jobs_take_11_7_on_average() -> None:
     """2, 1 and 2 GPUs for 2, 8 and 6 units of time, on 2 GPUs, in steps of one unit."""
     jobs = [Job("J1", 0.0, 2, 2.0), Job("J2", 1e-9, 1, 8.0), Job("J3", 2e-9, 2, 6.0)]
-    found = run(jobs, Tiresias(thresholds=range(1, 13), quantum_seconds=1.0))
-    assert metrics.of(found).average_jct_seconds == pytest.approx(11.67, abs=0.01)
+    result = run(jobs, Tiresias(thresholds=range(1, 13), quantum_seconds=1.0))
+    assert metrics.of(result).average_jct_seconds == pytest.approx(11.67, abs=0.01)
 
 
 def test_a_job_is_interrupted_only_where_it_passes_a_threshold() -> None:
     jobs = [Job("long", 0.0, 2, 5000.0), Job("late", 100.0, 2, 600.0)]
-    found = run(jobs, Tiresias(thresholds=(3200.0,)))
-    segments = {each.job.id: [(s.start_seconds, s.end_seconds) for s in each.segments] for each in found.jobs}
+    result = run(jobs, Tiresias(thresholds=(3200.0,)))
+    segments = {each.job.id: [(s.start_seconds, s.end_seconds) for s in each.segments] for each in result.jobs}
     assert segments == {"late": [(1600.0, 2200.0)], "long": [(0.0, 1600.0), (2200.0, 5600.0)]}
 
 
 def test_in_a_queue_the_first_to_come_goes_first_and_small_ones_fill_up() -> None:
     jobs = [Job("a", 0.0, 1, 100.0), Job("b", 1.0, 2, 100.0), Job("c", 2.0, 1, 50.0)]
-    found = run(jobs, Tiresias())
-    assert {each.job.id: each.start_seconds for each in found.jobs} == {"a": 0.0, "c": 2.0, "b": 100.0}
+    result = run(jobs, Tiresias())
+    assert {each.job.id: each.start_seconds for each in result.jobs} == {"a": 0.0, "c": 2.0, "b": 100.0}
 
 
 def test_service_attained_under_an_earlier_scheduler_counts() -> None:

@@ -13,10 +13,11 @@ from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput.table import Table
 from virtualflow.cluster.waiting import Queue
 
-# "any" runs on both types, twice as fast on V100; "wide" on K80 only.
+# "any" runs on both types, twice as fast on V100; "wide" on K80 only; "flat" gains nothing beyond two.
 SPEEDS = Table(
     {
-        "v100": {("any", count): 2.0 * count for count in (1, 2, 4, 8)}
+        "v100": {("flat", 1): 1.0, ("flat", 2): 1.8, ("flat", 4): 1.81, ("flat", 8): 1.81}
+        | {("any", count): 2.0 * count for count in (1, 2, 4, 8)}
         | {("wide", count): 0.0 for count in (1, 2, 4, 8)},
         "k80": {(name, count): 1.0 * count for name in ("any", "wide") for count in (1, 2, 4, 8)},
     },
@@ -150,3 +151,30 @@ def test_shortest_remaining_time_first_weighs_by_what_is_left(steps_done: float,
     old = ScheduledJob(Job("old", 0.0, 1, 1000.0, "any"), steps_done=steps_done)
     new = ScheduledJob(Job("new", 0.0, 1, 100.0, "any"))
     assert list(decide(new, old, policy=Srtf(), V100=1)) == [first]
+
+
+USEFUL = Options(useful=True)
+
+
+def test_a_job_stops_growing_where_another_device_brings_nothing() -> None:
+    jobs = waiting("flat", 8, workload="flat"), waiting("any", 8)
+    assert decide(*jobs, V100=8) == {"flat": Grant.of(4), "any": Grant.of(4)}  # the paper's fair shares
+    assert decide(*jobs, policy=Wfs(USEFUL), V100=8) == {"flat": Grant.of(2), "any": Grant.of(6)}
+
+
+def test_devices_that_help_nobody_stay_idle() -> None:
+    assert decide(waiting("flat", 8, workload="flat"), policy=Wfs(USEFUL), V100=8) == {"flat": Grant.of(2)}
+
+
+def test_what_is_left_goes_to_the_highest_priority_that_gains_by_it() -> None:
+    jobs = (
+        running(waiting("flat", 8, 9.0, workload="flat"), V100=6),
+        running(waiting("high", 8, 2.0, arrival=1.0), V100=1),
+        running(waiting("low", 8, 1.0), V100=1),
+    )
+    assert decide(*jobs, policy=Wfs(USEFUL), V100=9) == {"flat": Grant.of(2), "high": Grant.of(6)}
+
+
+def test_where_all_gain_alike_the_shares_are_the_papers() -> None:
+    jobs = waiting("a", 8, 1.0), waiting("b", 8, 3.0)
+    assert decide(*jobs, policy=Wfs(USEFUL), V100=8) == decide(*jobs, V100=8)

@@ -34,6 +34,8 @@ class Options:
     """What a user may choose. Each policy takes what concerns it."""
 
     round: str = "any"  # wfs: "any" number of devices, or "pow2"
+    useful: bool = False  # wfs: devices that bring a job nothing go to others
+    round_seconds: float = 360.0  # the Gavel family: the length of a round
     backfill: bool = False  # priority and fifo: let small jobs pass a blocked one, if that does not delay it
     compat: str | None = None  # "gavel": follow another scheduler's own rules
 

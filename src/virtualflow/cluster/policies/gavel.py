@@ -53,6 +53,7 @@ class Entry:
     columns: Sequence[Column]
     values: Floats  # in the program
     usage: Floats  # devices by type, in the cluster's order
+    half_round: float
     solved: bool = False  # whether the program has seen it
     shares: list[float] = field(init=False)
     seconds: list[float] = field(init=False)  # in the column since the program was solved, and half a round
@@ -60,7 +61,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.shares = [0.0] * len(self.columns)
-        self.seconds = [GAVEL_ROUND_SECONDS / 2] * len(self.columns)
+        self.seconds = [self.half_round] * len(self.columns)
         self.deficits = [0.0] * len(self.columns)
 
     def take_over(self, before: Entry) -> None:
@@ -72,8 +73,8 @@ class Entry:
     def renew(self, shares: Sequence[float], passed: float) -> None:
         """Take on new shares, and remember how far the old ones were from being carried out."""
         for place, share in enumerate(self.shares):
-            self.deficits[place] += share * passed - (self.seconds[place] - GAVEL_ROUND_SECONDS / 2)
-            self.seconds[place] = GAVEL_ROUND_SECONDS / 2
+            self.deficits[place] += share * passed - (self.seconds[place] - self.half_round)
+            self.seconds[place] = self.half_round
         self.shares, self.solved = list(shares), True
 
 
@@ -87,7 +88,9 @@ class Gavel(Policy):
         if options.compat not in (None, GAVEL, PAPER):
             raise ConfigError(f"--compat {options.compat}: {self.name} knows {GAVEL} and {PAPER}")
         self._compat = options.compat == GAVEL
-        self.round_seconds = None if self._compat else GAVEL_ROUND_SECONDS
+        if not options.round_seconds > 0:
+            raise ConfigError(f"--round-seconds {options.round_seconds:g}: a round takes some time, such as 360")
+        self.round_seconds = None if self._compat else options.round_seconds
         self.rounds = self.solved = 0  # so far
         self._entries: dict[str, Entry] = {}
         self._capacity: dict[str, int] = {}
@@ -207,7 +210,7 @@ class Gavel(Policy):
             if column.devices < state.job.min:  # too few to run on
                 columns[place], values[place] = replace(column, steps_per_second=0.0, worth=0.0), 0.0
         usage = np.array([[float(column.counts.get(name, 0)) for name in self._capacity] for column in columns])
-        return Entry(state, columns, values, usage)
+        return Entry(state, columns, values, usage, (self.round_seconds or GAVEL_ROUND_SECONDS) / 2)
 
     def _gate_is_open(self, snapshot: Snapshot) -> bool:
         if not self._compat or self._resized or not self._solved_seconds:  # Gavel takes a last time of 0 for none

@@ -13,6 +13,7 @@ from virtualflow.errors import ConfigError
 DIGITS = 9  # remainders that differ by less are equal: the rest is rounding
 
 
+Curve = tuple[tuple[int, float], ...]  # numbers of devices that are worth having, and the speed on them
 ClaimShape = tuple[float, int, int]  # weight, demand and minimum: claims that are alike in them have equal shares
 
 
@@ -25,6 +26,7 @@ class Claim(NamedTuple):
     min: int
     shape: ClaimShape
     types: frozenset[str] = frozenset()  # of devices that it can use, where there are several
+    curve: Curve = ()  # where shares are to be of use
 
     @classmethod
     def of(
@@ -34,8 +36,9 @@ class Claim(NamedTuple):
         demand: int,
         min: int = 1,
         types: frozenset[str] = frozenset(),
+        curve: Curve = (),
     ) -> Claim:
-        return cls(weight, arrival_seconds, demand, min, (weight, demand, min), types)
+        return cls(weight, arrival_seconds, demand, min, (weight, demand, min), types, curve)
 
 
 Split = Callable[[Sequence[Claim], int], list[int]]

@@ -3,7 +3,7 @@
 Running jobs expand into what is free; then jobs are admitted from the queue, one after another, while no running job of
 higher priority loses a device by it. Shares are by weight, at least 1, capped at the demand, and what that leaves over
 is shared again. A job's weight is its priority: a number of its own (``wfs``), or how short it is as a whole (``sjf``)
-or from here on (``srtf``).
+or from here on (``srtf``). With the option `useful`, jobs take no device that brings them nothing: see `usefulness`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from operator import lt
 from typing import Any
 
 from virtualflow.cluster.job import Job, ScheduledJob
-from virtualflow.cluster.policies import shares, typed
+from virtualflow.cluster.policies import shares, typed, usefulness
 from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.policies.shares import Claim
 from virtualflow.cluster.snapshot import Snapshot
@@ -31,7 +31,8 @@ class Wfs(Policy):
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
         super().__init__(options)
         self._split = shares.rounding(options.round)
-        self._any_number = options.round == "any"
+        self._any_number = options.round == "any" and not options.useful
+        self._useful = options.useful
         self._known: dict[str, Claim] = {}
         self._forgotten: dict[str, Job] = {}  # as they were, until it is known whether their claims still hold
         self._devices = 0  # in the cluster at the last decision
@@ -191,7 +192,12 @@ class Wfs(Policy):
     def _claim(self, state: ScheduledJob, snapshot: Snapshot) -> Claim:
         job = state.job
         return Claim.of(
-            self.weight(state, snapshot), job.arrival_seconds, job.demand, job.min, self._types(state, snapshot)
+            self.weight(state, snapshot),
+            job.arrival_seconds,
+            job.demand,
+            job.min,
+            self._types(state, snapshot),
+            usefulness.curve_of(state, snapshot) if self._useful else (),
         )
 
     def _types(self, state: ScheduledJob, snapshot: Snapshot) -> frozenset[str]:
@@ -213,7 +219,7 @@ class Wfs(Policy):
         after = self._split(claims, devices)
         if self._any_number:
             shares.protect(claims, before, after)
-        return after
+        return usefulness.trimmed(claims, after, devices) if self._useful else after
 
 
 class Sjf(Wfs):

@@ -15,15 +15,16 @@ from virtualflow.cluster.throughput.model import Speed
 from virtualflow.core.devices import Pool
 from virtualflow.core.profile import Communication, Workload
 from virtualflow.solver.profile_files import built_in
-from virtualflow.solver.search import solve_free
+from virtualflow.solver.search import cheapest, solve_free
 
 MAX_NODES = 256  # of a batch: smaller nodes are slow, and the solver's work grows with the batch over their size
 
 
 class FreeSizes:
-    """Of the paper's workloads, without communication."""
+    """Of the paper's workloads; its setting has no communication."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, communication: bool = False) -> None:
+        self._communication = communication
         self._workloads: dict[str, Workload] = {}
         self._known: dict[tuple[str, int, tuple[Pool, ...]], Speed] = {}
 
@@ -41,7 +42,7 @@ class FreeSizes:
 
     def _speed(self, workload: Workload, batch_size: int, pools: tuple[Pool, ...]) -> Speed:
         alone = [
-            Speed(_fastest(workload, pool) * pool.count / batch_size, pool.count, ((pool.device_type, pool.count),))
+            Speed(1 / _seconds(workload, pool, batch_size), pool.count, ((pool.device_type, pool.count),))
             for pool in pools
         ]
         best = max(alone, key=lambda speed: speed.steps_per_second)
@@ -53,12 +54,15 @@ class FreeSizes:
 
     def _workload(self, name: str) -> Workload:
         if name not in self._workloads:
-            self._workloads[name] = replace(built_in(name), communication=Communication())
+            known = built_in(name)
+            self._workloads[name] = known if self._communication else replace(known, communication=Communication())
         return self._workloads[name]
 
 
-def _fastest(workload: Workload, pool: Pool) -> float:
-    return max(point.examples_per_second for point in workload.profile(pool.device_type).points)
+def _seconds(workload: Workload, pool: Pool, batch_size: int) -> float:
+    """Of a step on all devices of a pool, at their best speed whatever the batch."""
+    fastest = max(point.examples_per_second for point in workload.profile(pool.device_type).points)
+    return batch_size / (fastest * pool.count) + cheapest(workload.communication, [(pool, pool.count)])
 
 
 def _in_larger_units(

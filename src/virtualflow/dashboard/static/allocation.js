@@ -14,11 +14,11 @@ export class Allocation {
   constructor(select) {
     this.picture = byId("allocation-chart");
     this.tooltip = byId("allocation-tooltip");
-    this.kind = "stacked";
+    this.layout = "stacked";
     this.range = "all";
     this.zoomed = null;
     this.input = null;
-    segmented(byId("allocation-kind"), (value) => this.change({ kind: value }));
+    segmented(byId("allocation-layout"), (value) => this.change({ layout: value }));
     this.pressRange = segmented(byId("allocation-range"), (value) => this.change({ range: value, zoomed: null }));
     new ResizeObserver(() => this.draw()).observe(this.picture);
     this.listen(select);
@@ -48,7 +48,7 @@ export class Allocation {
     const { segments, devices, waiting, now, selected } = this.input;
     const [begin, end] = this.window();
     const visible = clip(segments, begin, end, now);
-    const byDevice = this.kind === "device";
+    const byDevice = this.layout === "device";
     const rows = new Map(devices.map((device, row) => [device.name, row]));
     const perPixel = (end - begin) / (width - MARGIN.left - MARGIN.right);
     const stopped = clip(pauses(segments, waiting, now), begin, end, now);

@@ -200,6 +200,39 @@ export class Detail {
     set(byId("detail-command"), "title", more.folder ? `in ${more.folder}` : null);
     text(byId("detail-failure"), more.failure);
     byId("detail-failure").hidden = !more.failure;
+    this.speed(more.speed);
+  }
+
+  /** What a step took where the job was, and would take elsewhere. */
+  speed(speed) {
+    byId("speed").hidden = !speed;
+    if (!speed) return;
+    const unseen = speed.unseen.length ? `; of ${speed.unseen.join(" and ")} nothing is known` : "";
+    text(byId("speed-source"), `from ${speed.source}${unseen}`);
+    const rows = [
+      ...speed.measured.map((seen) => ({
+        where: `${typeCounts(seen.devices)}, ${plural(seen.steps, "step")}`,
+        took: significant(seen.step_seconds, 3),
+        predicted: significant(seen.predicted_step_seconds, 3),
+      })),
+      ...speed.predicted.map((other) => ({
+        where: typeCounts(other.devices),
+        took: "",
+        predicted: `${significant(other.step_seconds, 3)} ± ${significant(other.deviation_seconds, 2)}`,
+      })),
+    ];
+    reconcile(
+      byId("speed-rows"),
+      rows.map((row, index) => ({ ...row, index })),
+      (row) => row.index,
+      () => el("tr", {}, el("td"), el("td", { class: "number" }), el("td", { class: "number" })),
+      (row, { where, took, predicted }) => {
+        const [first, second, third] = row.children;
+        text(first, where);
+        text(second, took);
+        text(third, predicted);
+      },
+    );
   }
 
   events(events) {

@@ -50,12 +50,12 @@ export function reconcile(parent, items, key, create, update) {
   parent.known = wanted;
 }
 
-export function toast(message, kind = "error") {
+export function toast(message, tone = "error") {
   const close = el("button", { type: "button", class: "quiet", "aria-label": "Dismiss" }, "×");
-  const note = el("div", { class: `toast ${kind}` }, el("span", {}, message), close);
+  const note = el("div", { class: `toast ${tone}` }, el("span", {}, message), close);
   close.addEventListener("click", () => note.remove());
   byId("toasts").append(note);
-  setTimeout(() => note.remove(), kind === "error" ? 12000 : 4000);
+  setTimeout(() => note.remove(), tone === "error" ? 12000 : 4000);
 }
 
 /** Show a dialog; resolves to its form's data, or to null if it was dismissed. *kept*: with what was typed before. */

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from virtualflow import __version__
 from virtualflow.core.cells import Cells
 from virtualflow.core.cluster_view import AllocationView, ClusterView, DeviceView, history_of, state_of
-from virtualflow.core.devices import type_of
+from virtualflow.core.devices import Pool, type_of
 from virtualflow.core.job_view import JobDetails, JobView
 from virtualflow.errors import ManagerError, UnknownJobError
 from virtualflow.job import control
@@ -139,8 +139,13 @@ class ClusterSource:
                 record.retries,
                 record.memory,
                 *_grid(cells),
+                manager.reconciler.speeds.view(record, self._pools()),
             )
             return details.with_view(view)
+
+    def _pools(self) -> tuple[Pool, ...]:
+        sizes = self.manager.scheduler.placement.machine_sizes
+        return tuple(Pool(name, machines) for name, machines in sizes.items())
 
     def _devices(self) -> list[DeviceView]:
         manager = self.manager

@@ -36,6 +36,10 @@ class BlockMoves:
         self._have = [[rank for rank, has in enumerate(column) if has] for column in columns]
         check_nothing_lost(blocks, self._have)
 
+    def shared_out(self) -> list[int]:
+        """For each block the rank of one that holds it; all have about as many."""
+        return [have[number % len(have)] for number, have in enumerate(self._have)]
+
     def fetch(self, wanted: Mapping[Block, Iterable[int]]) -> Held:
         """What this worker lacks of *wanted*, which says for each block the ranks that are to hold it."""
         moving: list[tuple[int, int, int]] = []
@@ -52,17 +56,20 @@ class BlockMoves:
                 block = self._blocks[number]
                 arrived[block] = filled(described[number][1], memories.setdefault(block, []), self._device)
         transfers = [
-            Transfer(source, target, described[number][0], self._blocks[number]) for number, source, target in moving
+            Transfer(source, target, length, (self._blocks[number], place))
+            for number, source, target in moving
+            for place, length in enumerate(described[number][0])
         ]
         faults.reach("move state")
-        carry(transfers, self._group, self._device, self._read, lambda block, data: _write(memories[block], data))
+        carry(transfers, self._group, self._device, self._read, lambda what: memory_of(memories[what[0]][what[1]]))
         return arrived
 
     def collect(self, cuts: Iterable[TensorCut], empty: Empty) -> Iterator[OptimizerState]:
         """The state of whole parameters, one after another, on the lead; the others send, and get nothing."""
         numbers = {block: number for number, block in enumerate(self._blocks)}
         lead = self._group.rank == 0
-        sources = [0 if 0 in have else have[number % len(have)] for number, have in enumerate(self._have)]
+        shared_out = self.shared_out()
+        sources = [0 if 0 in have else rank for have, rank in zip(self._have, shared_out, strict=True)]
         mine = [block for block, source in zip(self._blocks, sources, strict=True) if 0 != source == self._group.rank]
         described = self._described(mine)
         for cut in cuts:
@@ -72,30 +79,29 @@ class BlockMoves:
             for block in cut.blocks:
                 number = numbers[block]
                 if sources[number] != 0:
-                    length, plain = described[number]
-                    transfers.append(Transfer(sources[number], 0, length, block))
+                    lengths, plain = described[number]
+                    transfers += [Transfer(sources[number], 0, n, (block, place)) for place, n in enumerate(lengths)]
                     if lead:
                         arrived[block] = filled(plain, memories.setdefault(block, []), self._device)
-            carry(transfers, self._group, self._device, self._read, lambda b, data: _write(memories[b], data))  # noqa: B023  (called at once)
+            carry(transfers, self._group, self._device, self._read, lambda what: memory_of(memories[what[0]][what[1]]))  # noqa: B023  (called at once)
             pieces = [(block, arrived.get(block, self._held.get(block, {}))) for block in cut.blocks] if lead else []
             yield assembled(cut.parameter, pieces, empty) if pieces else {}
 
-    def _described(self, mine: Sequence[Block]) -> dict[int, tuple[int, OptimizerState]]:
-        """For each block that some worker is to send, its length in bytes and its form."""
+    def _described(self, mine: Sequence[Block]) -> dict[int, tuple[list[int], OptimizerState]]:
+        """For each block that some worker is to send, its tensors' lengths in bytes and its form."""
         numbers = {block: number for number, block in enumerate(self._blocks)}
         forms = {}
         for block in mine:
             tensors: list[Tensor] = []
             plain = hollow(self._held[block], tensors)
-            forms[numbers[block]] = (sum(tensor.nbytes for tensor in tensors), plain)
+            forms[numbers[block]] = ([tensor.nbytes for tensor in tensors], plain)
         everyone = unpacked(gather_packed(forms, self._group))
         return {number: form for theirs in everyone for number, form in theirs.items()}
 
-    def _read(self, block: Block) -> Tensor:
+    def _read(self, what: tuple[Block, int]) -> Tensor:
         tensors: list[Tensor] = []
-        hollow(self._held[block], tensors)
-        empty = torch.empty(0, dtype=torch.uint8, device=self._device)
-        return torch.cat([empty, *(memory_of(tensor).to(self._device) for tensor in tensors)])
+        hollow(self._held[what[0]], tensors)
+        return memory_of(tensors[what[1]])
 
 
 def check_nothing_lost(blocks: Sequence[Block], have: Sequence[Sequence[object]]) -> None:
@@ -105,10 +111,3 @@ def check_nothing_lost(blocks: Sequence[Block], have: Sequence[Sequence[object]]
             f"more workers were lost at once than copies= of the optimizer's state allow for: nobody holds that of "
             f"{lost[0]!r} any more, nor of {len(lost) - 1} other blocks. Go on from the last checkpoint."
         )
-
-
-def _write(memories: list[Tensor], data: Tensor) -> None:
-    place = 0
-    for tensor in memories:
-        memory_of(tensor).copy_(data[place : place + tensor.nbytes])
-        place += tensor.nbytes

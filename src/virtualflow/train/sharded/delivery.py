@@ -1,4 +1,4 @@
-"""Gradients on their way to the workers that hold their blocks, while backward still makes the next ones.
+"""Gradients on their way to the worker that sums up their block, while backward still makes the next ones.
 
 In a wave, buckets go in the same order on all workers: whoever has no virtual node left, or whose node made no
 gradient, takes part all the same.
@@ -7,30 +7,31 @@ gradient, takes part all the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from virtualflow.core import faults
 from virtualflow.core.membership import Group, Work
-from virtualflow.train.buckets import cut
 
-BUCKET_BYTES = 4 * 2**20
-MOST_UNDER_WAY = 2
-_HEADER = 16  # bytes: the factor of the gradients, and nothing
+MOST_UNDER_WAY = 2  # buckets
+MOST_BYTES = 16 * 2**20  # that arrive on a worker at a time, however many others there are
+LEAST_BYTES = 256 * 2**10  # of a bucket
+_ALIGNED = 16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class GradientPiece:
-    """A block of a tensor, and the ranks that sum it up."""
+    """A part of a tensor, and the rank that sums it up; None if each sums up its own virtual nodes' first."""
 
     tensor: int
     start: int
     stop: int
     dtype: torch.dtype
-    holders: tuple[int, ...]
+    owner: int | None
 
     @property
     def length(self) -> int:
@@ -38,7 +39,26 @@ class GradientPiece:
 
     @property
     def space(self) -> int:
-        return -(-self.length // 16) * 16
+        return -(-self.length // _ALIGNED) * _ALIGNED
+
+
+def bucket_bytes(workers: int) -> int:
+    """How much a bucket holds: the more workers may send one to the same worker at a time, the less."""
+    return max(LEAST_BYTES, MOST_BYTES // (MOST_UNDER_WAY * max(workers - 1, 1)))
+
+
+def buckets_of(pieces: Sequence[GradientPiece], most: int) -> list[range]:
+    """Consecutive *pieces* in buckets of *most* bytes. A large tensor ends a bucket: its gradient is then gone."""
+    buckets: list[range] = []
+    start = filled = of_tensor = 0
+    for place, piece in enumerate(pieces):
+        is_new = place == 0 or pieces[place - 1].tensor != piece.tensor
+        if place > start and (filled + piece.length > most or (is_new and of_tensor >= most)):
+            buckets.append(range(start, place))
+            start, filled = place, 0
+        filled += piece.length
+        of_tensor = piece.length if is_new else of_tensor + piece.length
+    return [*buckets, range(start, len(pieces))] if pieces else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +67,23 @@ class Bucketful:
 
     work: Work
     bucket: int
+    wave: int
     incoming: Tensor
     outgoing: Tensor
     sources: list[int]
 
 
-Take = Callable[[int, Tensor, float], None]  # a piece, what to add to its sums, times which factor
-OwnSums = Callable[[range], Tensor]  # of some pieces, over this worker's virtual nodes
+class Summing(Protocol):
+    """Where gradients go. Pieces are known by their places."""
+
+    def take(self, piece: int, part: Tensor, factor: float) -> None:
+        """Add *part*, times *factor*, to the sums of *piece*."""
+
+    def taken(self) -> None:
+        """One worker's pieces of a bucket were all taken: their memory may go, and another's may come."""
+
+    def complete(self, pieces: range) -> Tensor:
+        """The sums of *pieces* over this worker's virtual nodes, if each sums up its own."""
 
 
 class Delivery:
@@ -65,20 +95,17 @@ class Delivery:
         group: Group | None,
         waves: Sequence[int],
         device: torch.device,
-        take: Take,
-        own_sums: OwnSums,
+        sums: Summing,
     ) -> None:
         self._pieces = pieces
         self._group = group
         self._rank = group.rank if group is not None else 0
         self._waves = waves
         self._device = device
-        self._take = take
-        self._own_sums = own_sums
-        # Where everyone holds everything, each sums up its own nodes, and one all-reduce of the sums is less to send.
-        self._is_replicated = group is not None and all(len(piece.holders) == group.size for piece in pieces)
+        self._sums = sums
+        self._is_replicated = any(piece.owner is None for piece in pieces)
         self._reduced: list[Work] = []
-        self._buckets = cut([piece.length for piece in pieces], BUCKET_BYTES)
+        self._buckets = buckets_of(pieces, bucket_bytes(len(waves)))
         self._bucket_of = [number for number, bucket in enumerate(self._buckets) for _ in bucket]
         self._places: dict[int, list[int]] = {}
         for place, piece in enumerate(pieces):
@@ -87,6 +114,7 @@ class Delivery:
         self._next = len(self._buckets)
         self._values: dict[int, Tensor] = {}
         self._factor = 1.0
+        self._factors: list[tuple[Work, list[Tensor]]] = []  # for each wave those of all ranks
         self._under_way: deque[Bucketful] = deque()
 
     def begin_wave(self) -> None:
@@ -125,6 +153,7 @@ class Delivery:
                 self._reduce(bucket)
         for work in self._reduced:
             work.wait()
+        self._reduced.clear()  # they hold the memory of the sums
 
     def _send(self) -> None:
         bucket, number = self._buckets[self._next], self._next
@@ -132,8 +161,10 @@ class Delivery:
         is_mine = self._wave < self._waves[self._rank]
         if is_mine:
             for place in bucket:
-                if self._rank in self._pieces[place].holders and self._pieces[place].tensor in self._values:
-                    self._take(place, self._part(place), self._factor)
+                piece = self._pieces[place]
+                if piece.owner in (None, self._rank) and piece.tensor in self._values:
+                    self._sums.take(place, self._part(place), self._factor)
+            self._sums.taken()
         if self._is_replicated:
             if self._wave == self._waves[self._rank] - 1:
                 self._reduce(bucket)
@@ -141,37 +172,51 @@ class Delivery:
             while len(self._under_way) >= MOST_UNDER_WAY:  # first the old memory goes, then the new comes
                 self._receive()
             self._exchange(number, is_mine)
-        for place in bucket:  # the last block of a tensor has been sent: its gradient is needed no more
+        for place in bucket:  # the last piece of a tensor has been sent: its gradient is needed no more
             if place == self._places[self._pieces[place].tensor][-1]:
                 self._values.pop(self._pieces[place].tensor, None)
 
     def _reduce(self, bucket: range) -> None:
-        assert self._group is not None
-        self._reduced.append(self._group.sum(self._own_sums(bucket)))
-        faults.reach("bucket")
+        if self._group is not None:
+            self._reduced.append(self._group.sum(self._sums.complete(bucket)))
+            faults.reach("bucket")
 
     def _exchange(self, number: int, is_mine: bool) -> None:
         assert self._group is not None
+        if number == 0:  # by way of the hosts: to read one of a device would be to wait for it
+            factors = [torch.empty(1, dtype=torch.float64) for _ in range(self._group.size)]
+            mine = torch.tensor([self._factor], dtype=torch.float64)
+            self._factors.append((self._group.gather(mine, factors), factors))
         ranks = range(self._group.size)
         to = [self._length(number, rank) if is_mine and rank != self._rank else 0 for rank in ranks]
         sources = [rank for rank in ranks if rank != self._rank and self._wave < self._waves[rank]]
-        mine = self._length(number, self._rank)
-        of = [mine if rank in sources else 0 for rank in ranks]
-        outgoing = torch.empty(sum(to), dtype=torch.uint8, device=self._device)
-        start = 0
-        for rank in ranks:
-            if to[rank]:
-                self._pack(number, rank, outgoing[start : start + to[rank]])
-                start += to[rank]
+        length = self._length(number, self._rank)
+        of = [length if rank in sources else 0 for rank in ranks]
+        outgoing = self._outgoing(number, to)
         incoming = torch.empty(sum(of), dtype=torch.uint8, device=self._device)
         work = self._group.exchange(outgoing, to, incoming, of)
-        self._under_way.append(Bucketful(work, number, incoming, outgoing, sources if mine else []))
+        self._under_way.append(Bucketful(work, number, self._wave, incoming, outgoing, sources if length else []))
         faults.reach("bucket")
 
+    def _outgoing(self, number: int, to: Sequence[int]) -> Tensor:
+        """A bucket as it is sent: most are a part of one gradient, which goes from where it is."""
+        first, last = (self._pieces[self._buckets[number][end]] for end in (0, -1))
+        value = self._values.get(first.tensor)
+        if value is not None and first.tensor == last.tensor and value.dtype == first.dtype:
+            memory = value[first.start : last.stop].view(torch.uint8)
+            if len(memory) == sum(to) == max(to):
+                return memory
+        outgoing = torch.empty(sum(to), dtype=torch.uint8, device=self._device)
+        start = 0
+        for rank, length in enumerate(to):
+            if length:
+                self._pack(number, rank, outgoing[start : start + length])
+                start += length
+        return outgoing
+
     def _pack(self, number: int, rank: int, message: Tensor) -> None:
-        message[:8].view(torch.float64).fill_(self._factor)
-        start = _HEADER
-        for place in self._held_by(number, rank):
+        start = 0
+        for place in self._owned_by(number, rank):
             piece = self._pieces[place]
             target = message[start : start + piece.length].view(piece.dtype)
             if piece.tensor in self._values:
@@ -183,23 +228,26 @@ class Delivery:
     def _receive(self) -> None:
         message = self._under_way.popleft()
         message.work.wait()
+        work, factors = self._factors[message.wave]
+        if message.bucket == 0:
+            work.wait()
         length = self._length(message.bucket, self._rank)
-        for turn, _ in enumerate(message.sources):
+        for turn, source in enumerate(message.sources):
             data = message.incoming[turn * length : (turn + 1) * length]
-            factor = float(data[:8].view(torch.float64))
-            start = _HEADER
-            for place in self._held_by(message.bucket, self._rank):
+            start = 0
+            for place in self._owned_by(message.bucket, self._rank):
                 piece = self._pieces[place]
-                self._take(place, data[start : start + piece.length].view(piece.dtype), factor)
+                part = data[start : start + piece.length].view(piece.dtype)
+                self._sums.take(place, part, float(factors[source]))
                 start += piece.space
+            self._sums.taken()
 
     def _part(self, place: int) -> Tensor:
         piece = self._pieces[place]
         return self._values[piece.tensor][piece.start : piece.stop]
 
-    def _held_by(self, number: int, rank: int) -> list[int]:
-        return [place for place in self._buckets[number] if rank in self._pieces[place].holders]
+    def _owned_by(self, number: int, rank: int) -> list[int]:
+        return [place for place in self._buckets[number] if self._pieces[place].owner == rank]
 
     def _length(self, number: int, rank: int) -> int:
-        space = sum(self._pieces[place].space for place in self._held_by(number, rank))
-        return _HEADER + space if space else 0
+        return sum(self._pieces[place].space for place in self._owned_by(number, rank))

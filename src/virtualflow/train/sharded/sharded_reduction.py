@@ -14,7 +14,7 @@ from virtualflow.core.membership import Group
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.peers import Peers
 from virtualflow.train.readback import Later, Readback
-from virtualflow.train.reduction import Measured, Reduction
+from virtualflow.train.reduction import Measured, Reduction, SumsLost
 from virtualflow.train.scalars import bits_float, float_bits
 from virtualflow.train.sharded.held_sums import HeldSums
 from virtualflow.train.sharded.shards import Shards
@@ -23,6 +23,7 @@ from virtualflow.train.square_tree import LANES
 from virtualflow.train.sums import in_range
 
 ROWS_AT_ONCE = 64  # of squares, which bounds the memory that they take
+_LOST = -1  # in place of the bits of a sum, which is not negative
 
 
 class ShardedReduction(Reduction):
@@ -82,7 +83,7 @@ class ShardedReduction(Reduction):
             assert squares is not None
             return squares
         self.gradient_sums.divide(weight)
-        return torch.tensor(self._squares(lambda values: values), dtype=torch.float64)
+        return torch.tensor(self._squares(lambda values: values, shared=False), dtype=torch.float64)
 
     def norm(self, squares: float) -> float:
         if self._shards.is_replicated:
@@ -93,47 +94,52 @@ class ShardedReduction(Reduction):
         if not 0.0 < peak < math.inf:
             return peak
         exponent = math.frexp(peak)[1]
-        scaled = self._squares(lambda v: torch.ldexp(v.double(), torch.tensor(-exponent, device=v.device)))
+        scaled = self._squares(lambda v: torch.ldexp(v.double(), torch.tensor(-exponent, device=v.device)), shared=True)
         try:
             return math.ldexp(math.sqrt(scaled), exponent)
         except OverflowError:
             return math.inf
 
-    def _squares(self, scale: Callable[[Tensor], Tensor]) -> float:
+    def _squares(self, scale: Callable[[Tensor], Tensor], *, shared: bool) -> float:
         """The sum of the squares of all results, each scaled. Whoever has it knows that all holders have theirs."""
 
         def attempt() -> Tensor:
             self._peers.announce("squares").check()
+            if not shared and not self.gradient_sums.share(self._peers.group):
+                return torch.tensor([_LOST])
             faults.reach("squares")
             parts = self._branches(scale)
             return torch.tensor([float_bits(total(parts))])
 
-        return bits_float(int(self._peers.agree(attempt)))
+        bits = int(self._peers.agree(attempt))
+        if bits == _LOST:
+            raise SumsLost
+        return bits_float(bits)
 
     def _branches(self, scale: Callable[[Tensor], Tensor]) -> list[tuple[Branch, Tensor]]:
         """The branches of all runs of blocks; each run is of one worker's blocks, who sends its branches to all."""
         group, sums = self._peers.group, self.gradient_sums
         rows, speakers = sums.rows(), self._shards.speakers()
-        rank = group.rank if group is not None else 0
-        found: list[tuple[Branch, Tensor]] = []
+        places: list[Branch] = []
+        mine: list[tuple[int, Tensor]] = []
         for speaker, run in groupby(sums.blocks, key=lambda block: speakers[block]):
             together = list(run)
-            if speaker == rank:
+            first = len(places)
+            places += branches(rows[together[0]][0], rows[together[-1]][1])
+            if speaker == self._shards.rank:
                 parts = (
                     part
                     for block in together
                     for number, values in enumerate(sums.flat_result_of(block).split(ROWS_AT_ONCE * LANES))
                     for part in squares_of(rows[block][0] + number * ROWS_AT_ONCE, scale(values))
                 )
-                found += [(branch, lanes.cpu()) for branch, lanes in joined(parts)]
-            else:
-                ends = rows[together[0]][0], rows[together[-1]][1]
-                found += [(branch, torch.zeros(LANES, dtype=torch.float64)) for branch in branches(*ends)]
-        if group is None or not found:
-            return found
-        everything = torch.stack([lanes for _, lanes in found])
-        group.sum(everything).wait()  # one of them is not zero
-        return [(branch, lanes) for (branch, _), lanes in zip(found, everything, strict=True)]
+                mine += [(first + place, lanes) for place, (_, lanes) in enumerate(joined(parts))]
+        everything = torch.zeros(len(places), LANES, dtype=torch.float64)
+        if mine:
+            everything[[place for place, _ in mine]] = torch.stack([lanes for _, lanes in mine]).cpu()
+        if group is not None and places:
+            group.sum(everything).wait()  # one of the addends is not zero
+        return list(zip(places, everything, strict=True))
 
     def _peak(self) -> float:
         """The largest magnitude of a result, over all blocks; not a number if one is not."""

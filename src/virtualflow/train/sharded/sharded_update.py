@@ -7,6 +7,7 @@ from torch import Tensor
 
 from virtualflow.core import faults
 from virtualflow.core.blocks import Block
+from virtualflow.train.accumulate import is_dense
 from virtualflow.train.hollow import memory_of
 from virtualflow.train.peers import Peers
 from virtualflow.train.sharded.shards import Shards
@@ -99,14 +100,22 @@ class ShardedUpdate:
                     Transfer(speaker, rank, length, block) for rank in range(group.size) if rank not in holders
                 ]
             faults.reach("parameters")
-            carry(transfers, group, self._shards.device, self._read, self._write)
+            gapped: dict[Block, Tensor] = {}  # what has arrived for parameters with gaps in their memory
+
+            def into(block: Block) -> Tensor:
+                part = self._part(block)
+                return memory_of(part if is_dense(part) else gapped.setdefault(block, part.contiguous()))
+
+            carry(transfers, group, self._shards.device, self._read, into)
+            for block, values in gapped.items():
+                self._part(block).copy_(values)
             # Whoever completes this knows that everyone holds all parameters.
             group.max(torch.zeros(1)).wait()
         return torch.zeros(0, dtype=torch.int64)
 
-    def _read(self, block: Block) -> Tensor:
-        return memory_of(self._shards.layout.part(block).detach().contiguous())
+    def _part(self, block: Block) -> Tensor:
+        return self._shards.layout.part(block).detach()
 
-    def _write(self, block: Block, data: Tensor) -> None:
-        part = self._shards.layout.part(block).detach()
-        part.copy_(data.clone().view(part.dtype).view(part.shape))
+    def _read(self, block: Block) -> Tensor:
+        part = self._part(block)
+        return memory_of(part if is_dense(part) else part.contiguous())

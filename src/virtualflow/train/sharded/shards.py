@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from virtualflow.core import blocks
 from virtualflow.core.blocks import Block
 from virtualflow.core.mapping import DeviceId
+from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError
+from virtualflow.train import accelerators
+from virtualflow.train.part_files import Parts
 from virtualflow.train.peers import Peers
 from virtualflow.train.sharded.block_layout import BlockLayout
 from virtualflow.train.sharded.block_moves import BlockMoves, Empty, Held, check_nothing_lost
 from virtualflow.train.sharded.cut_state import OptimizerState, assembled, cut_state
+from virtualflow.train.sharded.saved_blocks import SavedBlocks, part_of
 from virtualflow.train.state import Optimizers
 
 HomeDevices = tuple[DeviceId, ...]
@@ -28,9 +32,11 @@ HomeDevices = tuple[DeviceId, ...]
 class Shards:
     """The blocks of a model's parameters, who holds them, and the state of those that this worker holds."""
 
-    def __init__(self, model: nn.Module, optimizers: Optimizers, copies: int, peers: Peers) -> None:
+    def __init__(self, model: nn.Module, optimizers: Optimizers, copies: int, virtual_nodes: int, peers: Peers) -> None:
         self._optimizers = optimizers
         self._copies = copies
+        self._virtual_nodes = virtual_nodes
+        self._memories: dict[DeviceId, int] = {}  # of the devices of this generation, as they have told each other
         self._peers = peers
         self._membership = peers.membership
         self.layout = BlockLayout(model, optimizers)
@@ -64,10 +70,12 @@ class Shards:
             self._home = None
         self._refuse_foreign_state()
 
-    def put(self, handed_over: list[tuple[str, int, int, OptimizerState]] | None) -> None:
+    def put(
+        self, handed_over: list[tuple[str, int, int, OptimizerState]] | None, saved: SavedBlocks | None = None
+    ) -> None:
         """Hold what a worker that is about to leave has *handed over*, or of a checkpoint what is this worker's.
 
-        The optimizers have been given the checkpoint's state.
+        If that was not *saved* in blocks, the optimizers have been given its state.
         """
         new = self.layout.follow()
         self._home = None
@@ -76,7 +84,29 @@ class Shards:
             return
         placed = self._placed(self._membership.devices)
         self.held = {}
-        self._take_in([*dict.fromkeys((*new, *self.layout.cuts))], lambda b: self._membership.device in placed[b])
+        mine = [block for block, devices in placed.items() if self._membership.device in devices]
+        if saved is None:
+            self._take_in([*dict.fromkeys((*new, *self.layout.cuts))], set(mine).__contains__)
+            return
+        for block in mine:
+            parameter = self.layout.cuts[block.tensor].parameter
+            self.held[block] = saved.block(block, parameter, counts_on_host=not self._counts_on_device(parameter))
+
+    def _counts_on_device(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter's optimizer wants even single numbers where the parameter is."""
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        mine = (group for group in groups if any(parameter is other for other in group["params"]))
+        return any(group.get("fused") or group.get("capturable") for group in mine)
+
+    def part_to_write(self) -> Parts:
+        """This worker's part of a checkpoint. All workers ask at a time: holders share the work."""
+        blocks, group = self.layout.blocks, self._peers.group
+        if group is None:
+            check_nothing_lost(blocks, [[()] * (block in self.held) for block in blocks])
+            return part_of(self.held, blocks, 0, 1)
+        writers = BlockMoves(blocks, self.held, group, self.device).shared_out()
+        mine = [block for block, rank in zip(blocks, writers, strict=True) if rank == group.rank]
+        return part_of(self.held, mine, group.rank, group.size)
 
     def hand_over(self) -> list[tuple[str, int, int, OptimizerState]]:
         """What this worker holds, for ``put`` on another one."""
@@ -103,6 +133,7 @@ class Shards:
         if group is None:
             check_nothing_lost(self.layout.blocks, [[()] * (block in self.held) for block in self.layout.blocks])
         else:
+            self._memories = dict(zip(ranks, self._everyones_memory(group), strict=True))
             placed = self._placed(wanted)
             moves = BlockMoves(self.layout.blocks, self.held, group, self.device)
             self.held |= moves.fetch({block: [ranks[device] for device in placed[block]] for block in placed})
@@ -110,16 +141,29 @@ class Shards:
             group.max(torch.zeros(1)).wait()
         return torch.zeros(0, dtype=torch.int64)
 
+    def _everyones_memory(self, group: Group) -> list[int]:
+        mine = torch.tensor([accelerators.memory_bytes(self.device)])
+        everyone = [torch.empty_like(mine) for _ in range(group.size)]
+        group.gather(mine, everyone).wait()
+        return [int(theirs) for theirs in everyone]
+
     def _placed(self, devices: HomeDevices) -> dict[Block, HomeDevices]:
-        """Who is to hold which block: a function of the blocks and the devices alone."""
+        """Who is to hold which block: a function of the blocks, the devices and the mapping alone."""
         sizes = [block.elements for block in self.layout.blocks]
-        places = blocks.place(sizes, len(devices), self._copies)
+        mapping = self._membership.mapping(self._virtual_nodes)
+        shares = blocks.shares(devices, mapping, [self._memories.get(device, 0) for device in devices])
+        places = blocks.place(sizes, len(devices), self._copies, shares)
         return {b: tuple(devices[p] for p in held) for b, held in zip(self.layout.blocks, places, strict=True)}
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         return next((cut.parameter.device for cut in self.layout.cuts.values()), torch.device("cpu"))
+
+    @property
+    def rank(self) -> int:
+        """This worker's."""
+        return self._membership.devices.index(self._membership.device)
 
     def speakers(self) -> dict[Block, int]:
         """For each block the rank of its first holder that is still there."""

@@ -1,4 +1,4 @@
-"""Many pieces of memory from worker to worker, in few exchanges of bounded size, the same ones on every worker."""
+"""Many pieces of memory from worker to worker, with as little memory beside them as the way allows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from virtualflow.core.membership import Group
 
 MOST_BYTES = 8 * 2**20  # that a worker sends or receives in one exchange, unless one piece is larger
+MOST_AT_ONCE = 64  # messages
+TAG = 1 << 16  # of these messages: nothing else is under way in a group meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +26,26 @@ class Transfer:
     what: Any
 
 
-def carry(
-    transfers: Sequence[Transfer],
-    group: Group,
-    device: torch.device,
-    read: Callable[[Any], Tensor],
-    write: Callable[[Any, Tensor], None],
-) -> None:
-    """Make all *transfers*, which every worker lists in the same order.
+Memory = Callable[[Any], Tensor]  # the bytes of what is transferred, where they are
 
-    ``read(what)`` gives bytes where they are; ``write(what, bytes)`` takes them, and must not keep that memory.
-    """
+
+def carry(transfers: Sequence[Transfer], group: Group, device: torch.device, read: Memory, into: Memory) -> None:
+    """Make all *transfers*, which every worker lists in the same order: from ``read(what)`` to ``into(what)``."""
+    if group.reaches_devices:
+        _by_exchanges(transfers, group, device, read, into)
+        return
+    for start in range(0, len(transfers), MOST_AT_ONCE):
+        at_once = transfers[start : start + MOST_AT_ONCE]
+        works = [group.receive(into(t.what), t.source, TAG) for t in at_once if t.target == group.rank]
+        works += [group.send(read(t.what), t.target, TAG) for t in at_once if t.source == group.rank]
+        for work in works:
+            work.wait()
+
+
+def _by_exchanges(
+    transfers: Sequence[Transfer], group: Group, device: torch.device, read: Memory, into: Memory
+) -> None:
+    """From accelerator to accelerator, whose libraries know no tags."""
     for batch in _batches(transfers):
         sent = sorted((t for t in batch if t.source == group.rank), key=lambda t: t.target)
         received = sorted((t for t in batch if t.target == group.rank), key=lambda t: t.source)
@@ -50,7 +61,7 @@ def carry(
         group.settle()
         place = 0
         for transfer in received:
-            write(transfer.what, incoming[place : place + transfer.length])
+            into(transfer.what).copy_(incoming[place : place + transfer.length])
             place += transfer.length
 
 

@@ -23,6 +23,7 @@ from virtualflow.train.reduction import sparse_reason
 from virtualflow.train.seeding import reseed
 from virtualflow.train.stages.crossings import Crossing, Crossings, crossing, outputs_of
 from virtualflow.train.stages.held_stages import HeldStages
+from virtualflow.train.stages.loss_scale import LossScale
 from virtualflow.train.stages.stage_cut import Cut
 from virtualflow.train.stages.unit_sums import JobSums
 from virtualflow.train.state import checksum
@@ -50,12 +51,21 @@ class CellRunner:
     """Runs the cells of this worker."""
 
     def __init__(
-        self, cut: Cut, held: HeldStages, sums: JobSums, loss_fn: StageLoss, seed: int, *, recompute: bool
+        self,
+        cut: Cut,
+        held: HeldStages,
+        sums: JobSums,
+        loss_fn: StageLoss,
+        loss_scale: LossScale,
+        seed: int,
+        *,
+        recompute: bool,
     ) -> None:
         self._cut = cut
         self._held = held
         self._sums = sums
         self._loss_fn = loss_fn
+        self._loss_scale = loss_scale
         self._seed = seed
         self._recompute = recompute
         self._hooks: list[RemovableHandle] = []
@@ -161,7 +171,7 @@ class CellRunner:
         if loss.is_mean:
             check_rows(shard.batch, shard.examples, drawn=shard.is_drawn)
         self._results.losses[run.node] = (loss, shard)
-        return loss.total * float(shard.examples) if loss.is_mean else loss.total
+        return self._loss_scale.scaled(loss.total * float(shard.examples) if loss.is_mean else loss.total)
 
     def _backward(self, run: CellRun) -> None:
         faults.reach("backward")

@@ -1,12 +1,14 @@
 """Activations and their gradients on their way between two stages that run on two devices.
 
-They travel as plain bytes. A header of fixed length says what follows: gloo would end the process of a receiver that
-gets more than it expects. Headers are asked for before a step begins, since a message is sent only once it is.
+They travel as plain bytes, in one message, after a header that says what follows. Gloo would end the process of a
+receiver that gets more than it expects, so a message is as long as both ends know the last one to have been; what does
+not fit comes in another. Receives are posted ahead, so that messages arrive beside the computation.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import torch
@@ -17,7 +19,9 @@ from virtualflow.core.membership import Group, Work
 from virtualflow.errors import LossError
 from virtualflow.train.accumulate import is_dense
 
-HEADER_LENGTH = 256
+HEADER_LENGTH = 256  # integers
+HEADER_BYTES = 8 * HEADER_LENGTH
+AHEAD = 2  # receives that are posted before they are needed: each takes memory
 MOST_TENSORS = 15  # that one stage hands to the next
 ALIGNMENT_BYTES = 64
 _DTYPES = (
@@ -37,52 +41,78 @@ _NOTHING = len(_DTYPES)  # a gradient that is None
 Crossing = list[Tensor | None]
 
 
+class MessageSizes:
+    """How many bytes follow a header in one message: as many as all know that such a crossing had last time."""
+
+    def __init__(self) -> None:
+        self._known: dict[CellRun, int] = {}
+        self._seen: dict[CellRun, int] = {}
+
+    def of(self, run: CellRun) -> int:
+        return self._known.get(run, 0)
+
+    def note(self, run: CellRun, size: int) -> None:
+        """One end of a crossing has seen its size."""
+        self._seen[run] = size
+
+    def all_know(self) -> None:
+        """The attempt has come to its end on all workers, and so has each crossing at both ends."""
+        self._known |= self._seen
+        self._seen.clear()
+
+    def forget(self) -> None:
+        """There are other workers than before."""
+        self._known.clear()
+        self._seen.clear()
+
+
 class Crossings:
     """What this worker gets from others in one attempt at a step, and gives to them. *group* is None for one alone."""
 
-    def __init__(self, group: Group | None, virtual_nodes: int, device: torch.device) -> None:
+    def __init__(self, group: Group | None, virtual_nodes: int, device: torch.device, sizes: MessageSizes) -> None:
         self._group = group
         self._virtual_nodes = virtual_nodes
         self._device = device
-        self._expected: dict[CellRun, list[tuple[int, Tensor, Work]]] = {}
+        self._sizes = sizes
+        self._expected: deque[tuple[CellRun, int]] = deque()
+        self._posted: deque[tuple[CellRun, int, Tensor, Work]] = deque()
         self._sent: dict[CellRun, list[tuple[Work, Tensor]]] = {}
 
     def expect(self, run: CellRun, source: int) -> None:
-        """The worker of rank *source* will send what *run* needs."""
-        assert self._group is not None
-        header = torch.empty(HEADER_LENGTH, dtype=torch.int64)
-        work = self._group.receive(header, source, self._tag(run))
-        self._expected.setdefault(run, []).append((source, header, work))
+        """The worker of rank *source* will send what *run* needs; they are obtained in the order of these calls."""
+        self._expected.append((run, source))
+        self._post()
 
     def obtain(self, run: CellRun) -> Crossing:
         """What *run* needs, as soon as it is here."""
         assert self._group is not None
-        source, header, work = self._expected[run].pop(0)
+        expected, source, message, work = self._posted.popleft()
+        assert expected == run
+        self._post()
         work.wait()
-        tensors: Crossing = []
-        works = []
-        for place, (code, shape, stride) in enumerate(_described(header.tolist())):
-            if code == _NOTHING:
-                tensors.append(None)
-                continue
-            tensor = torch.empty_strided(shape, stride, dtype=_DTYPES[code], device=self._device)
-            tensors.append(tensor)
-            if tensor.numel():
-                works.append(self._group.receive(_memory(tensor), source, self._tag(run) + 1 + place))
-        for work in works:
-            work.wait()
-        return tensors
+        described = _described(message[:HEADER_BYTES].view(torch.int64).tolist())
+        places, size = _places(described)
+        if (missing := HEADER_BYTES + size - len(message)) > 0:
+            whole = torch.empty(HEADER_BYTES + size, dtype=torch.uint8)
+            whole[: len(message)] = message
+            self._group.receive(whole[-missing:], source, self._tag(run) + 1).wait()
+            message = whole
+        self._sizes.note(run, size)
+        return [
+            None if code == _NOTHING else self._tensor(message, HEADER_BYTES + place, _DTYPES[code], shape, stride)
+            for (code, shape, stride), place in zip(described, places, strict=True)
+        ]
 
     def ship(self, tensors: Crossing, run: CellRun, to: int) -> None:
         """Give *tensors* to the worker of rank *to*, which needs them for *run*."""
         assert self._group is not None
-        header = torch.tensor(_header(tensors), dtype=torch.int64)
+        first = HEADER_BYTES + self._sizes.of(run)
+        message, size = _message(tensors, at_least=first)
         sent = self._sent.setdefault(run, [])
-        sent.append((self._group.send(header, to, self._tag(run)), header))
-        for place, tensor in enumerate(tensors):
-            if tensor is not None and tensor.numel():
-                memory = _memory(tensor)
-                sent.append((self._group.send(memory, to, self._tag(run) + 1 + place), memory))
+        sent.append((self._group.send(message[:first], to, self._tag(run)), message))
+        if len(message) > first:
+            sent.append((self._group.send(message[first:], to, self._tag(run) + 1), message))
+        self._sizes.note(run, size)
 
     def arrived(self, run: CellRun) -> None:
         """What was shipped for *run* has been used over there: its memory is free."""
@@ -94,9 +124,24 @@ class Crossings:
         for run in list(self._sent):
             self.arrived(run)
 
+    def _post(self) -> None:
+        assert self._group is not None
+        while self._expected and len(self._posted) < AHEAD:
+            run, source = self._expected.popleft()
+            message = torch.empty(HEADER_BYTES + self._sizes.of(run), dtype=torch.uint8)
+            self._posted.append((run, source, message, self._group.receive(message, source, self._tag(run))))
+
     def _tag(self, run: CellRun) -> int:
         cell = run.stage * self._virtual_nodes + run.node
-        return (MOST_TENSORS + 1) * (2 * cell + (run.direction == FORWARD))
+        return 2 * (2 * cell + (run.direction == FORWARD))
+
+    def _tensor(self, message: Tensor, at: int, dtype: torch.dtype, shape: list[int], stride: list[int]) -> Tensor:
+        """A tensor in the memory of *message*, but no view of it: what is written to one says nothing of the others."""
+        tensor = torch.empty(0, dtype=dtype)
+        tensor.set_(message.untyped_storage(), at // dtype.itemsize, shape, stride)
+        if self._device.type == "cpu":
+            return tensor
+        return torch.empty_strided(shape, stride, dtype=dtype, device=self._device).copy_(tensor)
 
 
 def crossing(tensor: Tensor) -> Tensor:
@@ -153,6 +198,29 @@ def _described(numbers: list[int]) -> list[tuple[int, list[int], list[int]]]:
         found.append((code, shape, stride))
         at += 2 + 2 * dim
     return found
+
+
+def _message(tensors: Crossing, at_least: int) -> tuple[Tensor, int]:
+    """The header of *tensors*, and their memories, each where kernels like it; and how much comes after the header."""
+    header = _header(tensors)
+    places, size = _places(_described(header))
+    message = torch.empty(max(HEADER_BYTES + size, at_least), dtype=torch.uint8)
+    message[:HEADER_BYTES].view(torch.int64).copy_(torch.tensor(header))
+    for tensor, place in zip(tensors, places, strict=True):
+        if tensor is not None and tensor.numel():
+            memory = _memory(tensor)
+            message[HEADER_BYTES + place :][: len(memory)].copy_(memory)
+    return message, size
+
+
+def _places(described: list[tuple[int, list[int], list[int]]]) -> tuple[list[int], int]:
+    """Where each tensor begins after the header, and where the last one ends."""
+    places, end = [], 0
+    for code, shape, _ in described:
+        places.append(-(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+        if code != _NOTHING:
+            end = places[-1] + math.prod(shape) * _DTYPES[code].itemsize
+    return places, end
 
 
 def _memory(dense: Tensor) -> Tensor:

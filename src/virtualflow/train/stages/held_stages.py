@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from virtualflow.errors import ConfigError
-from virtualflow.train import checks, optimizer_state, other_optimizers
+from virtualflow.train import optimizer_state
+from virtualflow.train.stages.job_optimizer import Changes, JobOptimizer
 from virtualflow.train.stages.stage_cut import Cut, Unit
 from virtualflow.train.state import flattened
 
 Contents = dict[str, Any]  # of a unit: tensors and plain values
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class HeldStages:
@@ -24,9 +24,9 @@ class HeldStages:
     stages add to its gradient is summed exactly, wherever they run.
     """
 
-    def __init__(self, cut: Cut, make_optimizer: MakeOptimizer, seed: int, device: torch.device) -> None:
+    def __init__(self, cut: Cut, job_optimizer: JobOptimizer, seed: int, device: torch.device) -> None:
         self._cut = cut
-        self._make_optimizer = make_optimizer
+        self._job_optimizer = job_optimizer
         self._seed = seed
         self._device = device
         self.modules: dict[int, nn.Module] = {}
@@ -55,6 +55,12 @@ class HeldStages:
         for unit, contents in arrived.items():
             self.put(unit, contents)
 
+    def update(self, unit: Unit, changes: Changes) -> None:
+        """Have the optimizer of *unit*, if any of its weights are trained, follow their gradients."""
+        if (optimizer := self.optimizers.get(unit)) is not None:
+            self._job_optimizer.hand_over(changes, optimizer, self._trained(unit))
+            optimizer.step()
+
     def take(self, unit: Unit) -> Contents:
         """What *unit* consists of."""
         optimizer = self.optimizers.get(unit)
@@ -62,6 +68,7 @@ class HeldStages:
             "parameters": {name: self.parameters[name].detach() for name in unit.parameters},
             "buffers": {name: self.buffers[name] for name in unit.buffers},
             "optimizer": optimizer.state_dict() if optimizer is not None else None,
+            "settings given": self._job_optimizer.given,
         }
 
     def put(self, unit: Unit, contents: Contents) -> None:
@@ -73,6 +80,7 @@ class HeldStages:
                 self.buffers[name].copy_(contents["buffers"][name])
         if (optimizer := self.optimizers.get(unit)) is not None:
             optimizer_state.put(optimizer, contents["optimizer"])
+        self._job_optimizer.given = contents["settings given"]
 
     def contents(self) -> Iterator[tuple[str, Any]]:
         """Everything that is hashed, by name."""
@@ -81,7 +89,8 @@ class HeldStages:
                 yield name, self.buffers[name]
             for name in unit.parameters:
                 yield name, self.parameters[name]
-                state = self.optimizers[unit].state.get(self.parameters[name], {})
+                optimizer = self.optimizers.get(unit)
+                state = optimizer.state.get(self.parameters[name], {}) if optimizer is not None else {}
                 for key, value in sorted(state.items()):
                     yield from flattened(value, f"optimizer {key} of {name}")
 
@@ -138,8 +147,8 @@ class HeldStages:
         self._list_buffers()
         self.optimizers = {}
         for unit in self.units:
-            if unit.parameters:
-                self.optimizers[unit] = optimizers.get(unit) or self._new_optimizer(unit)
+            if trained := self._trained(unit):
+                self.optimizers[unit] = optimizers.get(unit) or self._job_optimizer.of_unit(trained)
 
     def _list_buffers(self) -> None:
         before, self.buffers, self._places = self.buffers, {}, {}
@@ -159,13 +168,5 @@ class HeldStages:
                     )
                 self.buffers[full] = before[full] if full in before else tensor.detach().clone()
 
-    def _new_optimizer(self, unit: Unit) -> torch.optim.Optimizer:
-        optimizer = self._make_optimizer([self.parameters[name] for name in unit.parameters])
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                f"optimizer= gave a {type(optimizer).__name__}, expected an optimizer. With stages it is a function: "
-                "optimizer=lambda params: torch.optim.AdamW(params, lr=3e-4)."
-            )
-        checks.check_state((), (optimizer,))
-        other_optimizers.declare((optimizer,))
-        return optimizer
+    def _trained(self, unit: Unit) -> dict[str, nn.Parameter]:
+        return {name: self.parameters[name] for name in unit.parameters if self.parameters[name].requires_grad}

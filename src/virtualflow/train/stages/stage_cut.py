@@ -55,6 +55,7 @@ class Cut:
             raise ConfigError("stages=[] holds no stage. Give a function for each that builds it.")
         self.homes = dict(tied)
         self.shapes: dict[str, Tensor] = {}  # of all tensors, by their names at home, on no device
+        self.stand_ins: dict[str, nn.Parameter] = {}  # of the weights that are trained, on no device
         self.takes_batch: list[bool] = []
         used_by: dict[str, list[int]] = {}
         parameters: set[str] = set()
@@ -70,6 +71,8 @@ class Cut:
                     parameters.add(self.home(name))
                 if name not in self.homes:
                     self.shapes[name] = tensor.detach().to("meta")
+                    if tensor.requires_grad:
+                        self.stand_ins[name] = nn.Parameter(self.shapes[name])
                 used_by.setdefault(self.home(name), []).append(stage)
                 self._note_shape(name, tensor)
         self._check_ties(used_by, parameters)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from virtualflow.core.membership import Group
-from virtualflow.errors import CheckpointError
 from virtualflow.train import checkpoint, committed
+from virtualflow.train.part_files import Parts, write_together
 from virtualflow.train.peers import Peers
+from virtualflow.train.stages.stage_cut import Unit
 from virtualflow.train.stages.stage_moves import Pair
 from virtualflow.train.stages.staged_state import StagedState
-
-PARTS = ".parts"  # after the name of a checkpoint: the folder that holds its units
 
 
 class StagedFiles:
@@ -27,27 +24,15 @@ class StagedFiles:
         self._state = state
         self._peers = peers
 
-    def write_parts(self, path: Path, global_step: int) -> list[str]:
-        """Write the units that belong to a checkpoint at *path*; return their places beside it, in order.
+    def parts(self) -> Parts:
+        """What each unit's first holder writes of a checkpoint. All workers ask at a time."""
+        self._state.settle()
+        device = self._peers.membership.device
+        units = self._state.cut.units
+        return [partial(self._unit, u) if u.holders(self._state.cells)[0] == device else None for u in units]
 
-        The checkpoint itself, which names them, comes after: until then the one that was there is whole.
-        """
-        folder = Path(f"{path.name}{PARTS}")
-        names = [str(folder / f"{global_step:09d}-{unit:03d}.pt") for unit in range(len(self._state.cut.units))]
-
-        def write() -> None:
-            for name, unit in zip(names, self._state.cut.units, strict=True):
-                if unit.holders(self._state.cells)[0] == self._peers.membership.device:
-                    checkpoint.write(path.parent / name, checkpoint.on_host({"unit": self._state.held.take(unit)}))
-
-        self._together("save", global_step, write, path)
-        return names
-
-    def remove_old_parts(self, path: Path, names: list[str]) -> None:
-        """The checkpoint at *path* is written, and made of *names*."""
-        for old in (path.parent / f"{path.name}{PARTS}").glob("*.pt"):
-            if str(old.relative_to(path.parent)) not in names:
-                old.unlink(missing_ok=True)
+    def _unit(self, unit: Unit) -> dict[str, Any]:
+        return checkpoint.on_host({"unit": self._state.held.take(unit)})
 
     def read(self, parts: list[str]) -> None:
         """Set what this worker holds to the units in *parts*."""
@@ -58,12 +43,14 @@ class StagedFiles:
     def export(self, path: Path, global_step: int) -> None:
         """Have the lead write the ``state_dict`` of all stages, by stage and name."""
 
-        def write() -> None:
+        def write() -> list[int]:
+            self._state.settle()
             whole = self._gathered()
             if self._peers.is_lead:
                 checkpoint.write_atomically(path, whole)
+            return []
 
-        self._together("export", global_step, write, path)
+        write_together(self._peers, "export", global_step, path, write)
 
     def _gathered(self) -> dict[str, Any]:
         """The stages' tensors, on the lead: one stage after another, from a device that holds it."""
@@ -84,28 +71,3 @@ class StagedFiles:
                 pair = Pair(group, state.rank_of(holder), sends=False)
                 whole |= committed.receive(cast(Group, pair), torch.device("cpu"))
         return whole
-
-    def _together(self, call: str, global_step: int, write: Callable[[], None], path: Path) -> None:
-        """Have every worker *write*; raise CheckpointError on all if one could not."""
-        failures: list[CheckpointError] = []
-
-        def attempt() -> Tensor:
-            failures.clear()
-            self._peers.announce(call, global_step).check()
-            self._state.settle()
-            try:
-                write()
-            except CheckpointError as error:
-                failures.append(error)
-            failed = torch.tensor([len(failures)])
-            if self._peers.group is not None:
-                self._peers.group.max(failed).wait()
-            return failed
-
-        if int(self._peers.agree(attempt)):
-            raise failures[-1] if failures else CheckpointError(f"another worker could not write its part of {path}")
-
-
-def remove_parts(path: Path) -> None:
-    """Remove the parts of a checkpoint that is gone."""
-    shutil.rmtree(f"{path}{PARTS}", ignore_errors=True)

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from virtualflow.core import faults
 from virtualflow.core.cell_schedule import FORWARD, CellRun
 from virtualflow.core.seeds import derive
-from virtualflow.errors import ConfigError, LossError
+from virtualflow.errors import LossError
 from virtualflow.train.ahead import Request
 from virtualflow.train.data import Feed
-from virtualflow.train.inference import Pass, default_predict, rows_on_host
+from virtualflow.train.inference import Keep, Pass, default_predict, packable, rows_on_host
 from virtualflow.train.loss import read_metric
 from virtualflow.train.packed_values import gather_packed
 from virtualflow.train.peers import Peers
 from virtualflow.train.scalars import read_pairs, reduce_pairs
 from virtualflow.train.seeding import reseed
-from virtualflow.train.stages.crossings import Crossings, crossing, outputs_of
+from virtualflow.train.stages.crossings import Crossings, MessageSizes, crossing, outputs_of
 from virtualflow.train.stages.staged_state import StagedState
 
 OutputFn = Callable[[Any, Any], Any]  # of the last stage's output and the batch
@@ -53,19 +53,22 @@ class StagedInference:
     def predict(self, pass_: Pass, feed: Feed, predict_fn: OutputFn, global_step: int) -> Tensor:
         """The last stage's output for every example, or what *predict_fn* makes of it and the batch, packed."""
         chosen = _output_alone if predict_fn is default_predict else predict_fn
+        return self._gathered("predict", pass_, feed, chosen, rows_on_host, global_step)
 
+    def map(self, pass_: Pass, feed: Feed, function: OutputFn, global_step: int) -> Tensor:
+        """What *function* makes of the last stage's output and the batch, for every shard, packed."""
+        return self._gathered("map", pass_, feed, function, lambda value, _: packable(value), global_step)
+
+    def _gathered(self, call: str, pass_: Pass, feed: Feed, function: OutputFn, keep: Keep, global_step: int) -> Tensor:
         def attempt() -> Tensor:
-            self._begin("predict", pass_, global_step)
+            self._begin(call, pass_, global_step)
             mine = {
-                place: rows_on_host(chosen(output, batch), pass_.shards[place])
+                place: keep(function(output, batch), pass_.shards[place])
                 for place, output, batch in self._outputs(pass_, feed)
             }
             return gather_packed({"outputs": mine, "met": None}, self._peers.group)
 
         return self._peers.agree(attempt)
-
-    def map(self, pass_: Pass, feed: Feed, function: OutputFn, global_step: int) -> Tensor:
-        raise ConfigError("trainer.map is not supported together with stages=: no device holds the whole model.")
 
     def _begin(self, call: str, pass_: Pass, global_step: int) -> None:
         self._peers.announce(call, global_step, pass_.length).check()
@@ -79,7 +82,7 @@ class StagedInference:
         """
         state, me = self._state, self._peers.membership.device
         cells, last = state.cells, state.cut.count - 1
-        crossings = Crossings(self._peers.group, cells.virtual_nodes, state.device)
+        crossings = Crossings(self._peers.group, cells.virtual_nodes, state.device, MessageSizes())
         mine = [
             (place, shard, stage)
             for place, shard in enumerate(pass_.shards)
@@ -98,6 +101,7 @@ class StagedInference:
                 run = CellRun(FORWARD, stage, shard.virtual_node)
                 inputs = here.pop((place, stage), None)
                 if stage and inputs is None:
+                    faults.reach("receive activations")
                     inputs = crossings.obtain(run)
                 output = self._output(place, shard, stage, inputs, batches, feed)
                 if stage == last:
@@ -109,6 +113,7 @@ class StagedInference:
                 if after == me:
                     here[place, stage + 1] = outputs
                 else:
+                    faults.reach("send activations")
                     crossings.ship(list(outputs), CellRun(FORWARD, stage + 1, shard.virtual_node), state.rank_of(after))
         crossings.finish()
 

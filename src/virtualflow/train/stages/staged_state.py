@@ -49,6 +49,13 @@ class GridChoice:
         return with_copies(cells, self.copies)
 
 
+class Unheld(GridChoice):
+    """No device holds anything: stages are measured, one at a time."""
+
+    def on(self, devices: Sequence[DeviceId]) -> Cells:
+        return Cells((("",) * self.stages,) * self.virtual_nodes)
+
+
 class StagedState:
     """What this worker holds, and the grid that says so."""
 

@@ -33,7 +33,9 @@ from virtualflow.train.scalars import (
 )
 from virtualflow.train.seeding import check_settings, reseed
 from virtualflow.train.stages.cell_runs import CellResults, CellRunner
-from virtualflow.train.stages.crossings import Crossings
+from virtualflow.train.stages.crossings import Crossings, MessageSizes
+from virtualflow.train.stages.job_optimizer import JobOptimizer
+from virtualflow.train.stages.loss_scale import LossScale
 from virtualflow.train.stages.stage_sizes import stage_sizes
 from virtualflow.train.stages.staged_state import StagedState
 from virtualflow.train.stages.unit_sums import FIRST_TAG, add_over_devices
@@ -76,6 +78,8 @@ class StagedRunner:
         self,
         state: StagedState,
         cells: CellRunner,
+        optimizer: JobOptimizer,
+        loss_scale: LossScale,
         settings: StagedSettings,
         peers: Peers,
         metric_names: MetricNames,
@@ -83,10 +87,14 @@ class StagedRunner:
     ) -> None:
         self._state = state
         self._cells = cells
+        self._optimizer = optimizer
+        self._loss_scale = loss_scale
         self._settings = settings
         self._peers = peers
         self._metric_names = metric_names
         self._replays = Replays(parts)
+        self._sizes = MessageSizes()
+        self._sizes_of = -1  # the generation whose workers know them
         self._adopted: dict[int, nn.Module] | None = None  # the modules whose gradients are taken in
         self._measured: dict[int, nn.Module] | None = None  # the modules whose memory is known
 
@@ -99,6 +107,7 @@ class StagedRunner:
         for number in range(MAX_ATTEMPTS):
             attempt = Attempt(batch, global_step, number)
             agreed = self._read(self._peers.agree(lambda: self._attempt(attempt, feed)))  # noqa: B023  (at once)
+            self._sizes.all_know()
             faults.reach("after the scalars")
             self._replays.compare(global_step, agreed.scalars)
             if agreed.squares is not None:
@@ -118,6 +127,9 @@ class StagedRunner:
         where = (self._settings.trainer, batch.epoch, batch.step, batch.order)
         self._peers.announce("step", attempt.global_step, derive(0, *where)).check()
         state.settle()
+        if self._sizes_of != (generation := self._peers.membership.generation):
+            self._sizes.forget()
+            self._sizes_of = generation
         if self._adopted is not state.held.modules:
             self._cells.adopt()
             self._adopted = state.held.modules
@@ -129,7 +141,7 @@ class StagedRunner:
                 sums.begin()
         busy = [node for node, shard in enumerate(batch.shards) if len(shard)]
         order = orders(cells, self._settings.schedule, busy).get(device, [])
-        crossings = Crossings(group, cells.virtual_nodes, state.device)
+        crossings = Crossings(group, cells.virtual_nodes, state.device, self._sizes)
         results = self._cells.run(attempt, order, cells, device, crossings, feed, state.rank_of)
         faults.reach("bucket")
         units = [
@@ -264,7 +276,7 @@ class StagedRunner:
                     "they run as if at the same time, so an integer has no mean. Make it depend on the step alone, or "
                     "use a floating point buffer."
                 )
-        if self._settings.on_nan != "raise":
+        if self._settings.on_nan != "raise" or self._loss_scale.is_given:
             return
         advice = "The model was not updated. Lower the learning rate, or set clip_grad_norm."
         for node, report in agreed.scalars.nodes.items():
@@ -283,22 +295,31 @@ class StagedRunner:
 
     def _commit(self, attempt: Attempt, agreed: _Agreed, squares: Sequence[float]) -> StepResult:
         state, limit = self._state, self._settings.clip_grad_norm
-        norm = math.sqrt(sum(squares))
+        scale = self._loss_scale.now
+        norm = math.sqrt(sum(squares)) / scale
         factor = limit / (norm + 1e-6) if limit is not None else 1.0
+        is_left_out, changes = self._loss_scale.is_overflow(norm), self._optimizer.changes()
         faults.reach("optimizer")
         for unit in state.held.units:
+            if self._peers.membership.device not in unit.runners(state.cells):
+                faults.reach("shadow's update")
             parameters = [state.held.parameters[name] for name in unit.parameters]
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            if gradients and scale != 1.0:
+                torch._foreach_mul_(gradients, 1.0 / scale)
             if gradients and not factor >= 1.0:
                 torch._foreach_mul_(gradients, factor)
             reseed(derive(self._settings.seed, "update", attempt.global_step, *unit.stages))
-            if unit in state.held.optimizers:
-                state.held.optimizers[unit].step()
+            if not is_left_out:
+                state.held.update(unit, changes)
             for parameter in parameters:
                 parameter.grad = None
             for name in unit.buffers:
                 if name in self._new_buffers:
                     state.held.buffers[name].copy_(self._new_buffers[name])
+        if not is_left_out:
+            self._optimizer.stepped()
+        self._loss_scale.update(overflowed=is_left_out)
         state.sums.commit(agreed.peaks)
         state.committed()
         if self._settings.trainer == 1 and self._measured is not state.held.modules:

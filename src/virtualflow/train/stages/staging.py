@@ -7,22 +7,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from virtualflow.core.cell_schedule import check_schedule
 from virtualflow.core.membership import JobContext
 from virtualflow.core.memory_needs import MemoryNeeds
 from virtualflow.errors import ConfigError
-from virtualflow.train import preparation, run_facts
+from virtualflow.train import preparation
 from virtualflow.train.committed import Live
 from virtualflow.train.instruments import Emulation, Measurement
 from virtualflow.train.peers import Peers
 from virtualflow.train.stages.cell_runs import CellRunner, StageLoss
-from virtualflow.train.stages.held_stages import HeldStages, MakeOptimizer
+from virtualflow.train.stages.held_stages import HeldStages
+from virtualflow.train.stages.job_optimizer import JobOptimizer
+from virtualflow.train.stages.loss_scale import LossScale
 from virtualflow.train.stages.stage_cut import Cut, Stages
 from virtualflow.train.stages.staged_files import StagedFiles
 from virtualflow.train.stages.staged_inference import StagedInference
-from virtualflow.train.stages.staged_state import GridChoice, StagedState
+from virtualflow.train.stages.staged_state import GridChoice, StagedState, Unheld
 from virtualflow.train.stages.staged_step import StagedRunner, StagedSettings
 from virtualflow.train.stages.unit_sums import JobSums
 
@@ -32,7 +33,7 @@ class Staging:
     """What the script says of its stages."""
 
     cut: Cut
-    make_optimizer: MakeOptimizer
+    optimizer: JobOptimizer
     loss_fn: StageLoss
     copies: int
     schedule: str
@@ -66,17 +67,13 @@ class Staging:
         if copies < 1:
             raise ConfigError(f"copies={copies}, expected at least 1: on how many devices each stage is kept")
         check_schedule(schedule)
-        return cls(Cut(stages, tied), optimizer, loss_fn, copies, schedule, recompute)
+        cut = Cut(stages, tied)
+        return cls(cut, JobOptimizer(optimizer, cut.stand_ins), loss_fn, copies, schedule, recompute)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What makes a job this one."""
         return {"stages": self.cut.count, "tied": dict(sorted(self.cut.homes.items()))}
-
-    @property
-    def optimizer_facts(self) -> dict[str, str]:
-        """The settings of the optimizers, as any unit's has them."""
-        return run_facts.optimizer_settings([self.make_optimizer([nn.Parameter(torch.zeros(1))])])
 
     @property
     def parameters(self) -> int:
@@ -101,19 +98,24 @@ class StagedEngine:
         cut = staging.cut
         if cut.is_built:
             preparation.share_initial_model(peers, cut.modules)
-        held = HeldStages(cut, staging.make_optimizer, seed, device)
+        held = HeldStages(cut, staging.optimizer, seed, device)
         sums = JobSums(cut, virtual_nodes)
         job = peers.membership.job
         memory = _stated_memory(job, cut.count, staging.copies) if trainer == 1 else None
+        is_measured = isinstance(job.instruments, Measurement)
+        held_by = Unheld if is_measured else GridChoice
         limit = job.description.device_bytes
-        choice = GridChoice(cut.count, virtual_nodes, staging.copies, _rows_by_hand(job), memory, limit)
+        choice = held_by(cut.count, virtual_nodes, staging.copies, _rows_by_hand(job), memory, limit)
         self.state = StagedState(cut, held, sums, choice, peers, device)
         self.live = replace(live, stages=self.state, files=StagedFiles(self.state, peers), reductions={"": sums})
-        cells = CellRunner(cut, held, sums, staging.loss_fn, seed, recompute=staging.recompute)
+        loss_scale = LossScale(live.grad_scaler, device)
+        cells = CellRunner(cut, held, sums, staging.loss_fn, loss_scale, seed, recompute=staging.recompute)
         settings = StagedSettings(seed, virtual_nodes, trainer, clip_grad_norm, on_nan, staging.schedule)
-        self.runner = StagedRunner(self.state, cells, settings, peers, live.metric_names, live.parts)
+        self.runner = StagedRunner(
+            self.state, cells, staging.optimizer, loss_scale, settings, peers, live.metric_names, live.parts
+        )
         self.inference = StagedInference(self.state, seed, peers)
-        if not peers.membership.joining:
+        if not peers.membership.joining and not is_measured:
             self.state.warn_of_risk()
 
 
@@ -155,5 +157,8 @@ def _check_job(job: JobContext) -> None:
         raise ConfigError("stages= on devices of different types is not supported: their kernels round differently.")
     if job.description.audit:
         raise ConfigError("--audit is not supported together with stages=: it compares whole models. Leave it out.")
-    if isinstance(job.instruments, Measurement | Emulation):
-        raise ConfigError("vf profile and emulated devices are not supported together with stages=.")
+    if isinstance(job.instruments, Emulation) or job.description.emulated:
+        raise ConfigError(
+            "emulated devices are not supported together with stages=. Profile on a device of the type itself: "
+            "vf profile --device-type TYPE."
+        )

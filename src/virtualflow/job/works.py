@@ -1,0 +1,145 @@
+"""Collectives and messages under way, with what torch and gloo get wrong about their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from virtualflow.errors import PeerLostError
+
+LOOK = timedelta(seconds=0.25)  # between two looks at whether a collective can still end
+STILL_SECONDS = 0.05
+GLOO_THREAD, GLOO_THREADS = "pt_gloo_runloop", 2  # what torch calls those that carry out collectives; of each group
+
+
+class TorchWork:
+    """A collective under way, which fails with an error of ours."""
+
+    def __init__(self, work: Any, is_left: Callable[[], bool] | None = None) -> None:
+        """*is_left* says whether all connections of its group are closed; gloo's alone can be asked."""
+        self._work = work
+        self._is_left = is_left
+        self.is_given_up = False
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether a thread of gloo's carries it out, one after the other."""
+        return self._is_left is not None
+
+    def is_done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """Wait for it. Raises PeerLostError if it fails, or can't end any more.
+
+        Gloo wakes nobody who waits for a send that was under way when its connection broke. Such a wait would last for
+        the whole patience: it is given up once nothing can touch a buffer any more.
+        """
+        try:
+            if self._is_left is None:
+                self._work.wait()
+            else:
+                while not self._has_ended(self._is_left):
+                    pass
+        except RuntimeError as error:
+            raise PeerLostError(
+                f"a worker of this job went away or is late: {str(error).splitlines()[0]}. If it was only slow, raise "
+                "`vf run --patience`."
+            ) from None
+
+    def leave(self) -> None:
+        """Wait until it can't touch a buffer any more, in a group whose connections were cut."""
+        if not self.is_given_up:
+            with contextlib.suppress(PeerLostError):
+                self.wait()
+
+    def outlast(self) -> None:
+        """Wait until a work that was given up has come to its time limit."""
+        with contextlib.suppress(RuntimeError):
+            self._work.wait()
+
+    def _has_ended(self, is_left: Callable[[], bool]) -> bool:
+        if self.is_given_up:
+            raise RuntimeError("a send to a worker that is gone was given up")
+        try:
+            self._work.wait(LOOK)
+        except RuntimeError:
+            if self._work.is_completed():  # it has failed, or has ended just now
+                self._work.wait()
+                return True
+            self.is_given_up = is_left() and _gloo_stands_still()
+            return False
+        return True
+
+
+class StagedWork(TorchWork):
+    """One on copies that lie on the host, of tensors that the group can't reach; ``wait`` copies the result back."""
+
+    def __init__(
+        self, work: Any, is_left: Callable[[], bool] | None, tensors: list[Tensor], copies: list[Tensor]
+    ) -> None:
+        super().__init__(work, is_left)
+        self._pairs = list(zip(tensors, copies, strict=True))
+
+    def wait(self) -> None:
+        super().wait()
+        for tensor, copy in self._pairs:
+            tensor.copy_(copy)
+        self._pairs.clear()  # a second wait must not overwrite what was computed since
+
+
+class MessageWork(TorchWork):
+    """A message between two workers, from or into a copy on the host where they have accelerators.
+
+    A second wait for one of gloo's would block, and close the connection; and none is ever done before the first.
+    """
+
+    def __init__(self, work: Any, tensor: Tensor, copy: Tensor, *, arrives: bool) -> None:
+        super().__init__(work)
+        self._tensor, self._copy = tensor, copy
+        self._is_sent = not arrives
+        self._arrives = arrives and copy is not tensor
+        self._is_over = False
+
+    def is_done(self) -> bool:
+        return self._is_over
+
+    def wait(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        super().wait()
+        if self._arrives:
+            self._tensor.copy_(self._copy)
+
+    def leave(self) -> None:
+        if self._is_sent:  # what is sent is only read
+            self.is_given_up = not self._is_over
+            self._is_over = True
+        super().leave()
+
+
+def _gloo_stands_still() -> bool:
+    """Whether all threads that carry out gloo's collectives in this process sleep, and have not woken up meanwhile."""
+    before = _switches()
+    time.sleep(STILL_SECONDS)
+    return before is not None and before == _switches()
+
+
+def _switches() -> list[str] | None:
+    """How often each of gloo's threads has gone to sleep; None if one of them is awake."""
+    counts = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended
+            if (task / "comm").read_text().strip() == GLOO_THREAD:
+                status = (task / "status").read_text()
+                if "State:\tS" not in status:
+                    return None
+                counts += [f"{task.name} {line}" for line in status.splitlines() if "ctxt_switches" in line]
+    return sorted(counts)

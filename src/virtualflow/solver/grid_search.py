@@ -1,0 +1,214 @@
+"""The fastest grid of cells for a model in stages on given devices: pipelines, data parallelism, and mixtures of both.
+
+Candidates are teams of lines, each with its best cut: those that look best are timed on the schedule's clock. Where
+there are few enough grids at all, a search through every one of them follows, and nothing faster is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtualflow.core.cells import Cells, with_copies
+from virtualflow.core.devices import Pool, names_of, type_of
+from virtualflow.core.mapping import DeviceId
+from virtualflow.errors import SolverError
+from virtualflow.solver.grid_costs import GridCosts
+from virtualflow.solver.grid_forecast import CellsTime, Forecast, assembled, forecast, over_capacity
+from virtualflow.solver.grid_lines import Line, Lines
+from virtualflow.solver.grid_proof import Question, proven
+from virtualflow.solver.grid_teams import (
+    Team,
+    distributed,
+    is_data_parallel,
+    is_one_pipeline,
+    least,
+    line_of,
+    reducing,
+    teams,
+)
+
+MOST_TIMED = 12  # candidates
+MOST_RUNS = 12_000  # of cells on the clock, after which no further candidate is timed
+MOST_FINISHED = 3  # candidates whose forecast is worked out device by device
+MOST_MOVES = 6  # of a virtual node from one line to another
+
+Lineup = tuple[tuple[Line, int], ...]  # lines with their numbers of virtual nodes
+
+
+@dataclass(frozen=True, slots=True)
+class GridPlan:
+    """A grid, and what a step on it takes."""
+
+    cells: Cells
+    forecast: Forecast
+
+    @property
+    def step_seconds(self) -> float:
+        return self.forecast.step_seconds
+
+    @property
+    def shape(self) -> str:
+        """In words: what kind of grid it is."""
+        routes = list(dict.fromkeys(self.cells.routes))
+        if len(self.cells.devices) == 1:
+            return "one device"
+        if all(len(set(route)) == 1 for route in routes):
+            return f"data parallel on {len(routes)} devices"
+        if len(routes) == 1:
+            return f"a pipeline of {len(set(routes[0]))} devices"
+        if sum(len(set(route)) for route in routes) == len({device for route in routes for device in route}):
+            depths = sorted((len(set(route)) for route in routes), reverse=True)
+            return f"{len(routes)} lines of {', '.join(str(depth) for depth in dict.fromkeys(depths))} device(s)"
+        return f"a mixture of {len(routes)} routes over {len(self.cells.devices)} devices"
+
+
+@dataclass(frozen=True, slots=True)
+class GridAnswer:
+    """The best grid, and what it is compared with."""
+
+    best: GridPlan
+    is_proven: bool  # every grid was compared
+    least_seconds: float  # no grid at all can be faster
+    alternatives: tuple[tuple[str, GridPlan], ...]  # by name; some may not fit
+
+
+def solve_grid(
+    costs: GridCosts, pools: Sequence[Pool], virtual_nodes: int, kind: str = "1f1b", copies: int = 2
+) -> GridAnswer:
+    """The fastest grid of *virtual_nodes* virtual nodes on the devices of *pools*. Raises SolverError if none fits."""
+    search = GridSearch(costs, pools, virtual_nodes, kind, copies)
+    others = search.alternatives()
+    fitting = [
+        plan for plan in (search.best(), *(plan for _, plan in others)) if plan is not None and plan.forecast.fits
+    ]
+    best = min(fitting, key=lambda plan: (plan.step_seconds, len(plan.cells.devices)), default=None)
+    question = Question(costs, search.counts, virtual_nodes, kind, copies)
+    cells, is_proven = proven(question, best.step_seconds if best is not None else None)
+    if cells is not None:
+        best = search.planned(cells)
+    if best is None:
+        raise SolverError(search.why_nothing_fits())
+    return GridAnswer(best, is_proven, question.least_seconds, tuple(others))
+
+
+class GridSearch:
+    """Looks through teams of lines."""
+
+    def __init__(self, costs: GridCosts, pools: Sequence[Pool], virtual_nodes: int, kind: str, copies: int) -> None:
+        self._costs, self._kind, self._copies, self._nodes = costs, kind, copies, virtual_nodes
+        self.counts = {pool.device_type: pool.count for pool in pools}
+        self._pools = pools
+        self._lines = Lines(costs, kind, virtual_nodes)
+        self._teams = teams(self.counts, self._lines, costs, virtual_nodes)
+
+    def best(self) -> GridPlan | None:
+        """The fastest team that fits."""
+        return self._best_of(self._teams, self._lines)
+
+    def alternatives(self) -> list[tuple[str, GridPlan]]:
+        """The best pure data parallelism and the best single pipeline; if they do not fit, as they would be."""
+        kinds = {"data parallel": is_data_parallel, "one pipeline": is_one_pipeline}
+        found = []
+        unlimited = Lines(self._costs, self._kind, self._nodes, bounded=False)
+        anything = list[Team]()
+        for name, is_one in kinds.items():
+            plan = self._best_of([team for team in self._teams if is_one(team)], self._lines)
+            if plan is None:
+                anything = anything or teams(self.counts, unlimited, self._costs, self._nodes)
+                plan = self._best_of([team for team in anything if is_one(team)], unlimited, fitting=False)
+            if plan is not None:
+                found.append((name, plan))
+        return found
+
+    def planned(self, cells: Cells) -> GridPlan:
+        """*cells* with their forecast."""
+        return GridPlan(cells, forecast(cells, self._costs, self._kind))
+
+    def why_nothing_fits(self) -> str:
+        """What the leanest grid that was looked at would need."""
+        lines = Lines(self._costs, self._kind, self._nodes, bounded=False)
+        candidates = teams(self.counts, lines, self._costs, self._nodes)
+        candidates.sort(key=lambda team: -max(len(types) for types, _ in team))
+        plans = [plan for team in candidates[:MOST_TIMED] if (plan := self._finished(self._lineup(team, lines), lines))]
+        excess = [
+            (max(over_capacity(plan.forecast), key=lambda device: device.memory_bytes - device.capacity_bytes), plan)
+            for plan in plans
+            if over_capacity(plan.forecast)
+        ]
+        device, plan = min(excess, key=lambda pair: pair[0].memory_bytes - pair[0].capacity_bytes)
+        needed, there = gigabytes(device.memory_bytes), gigabytes(device.capacity_bytes)
+        return (
+            f"the model does not fit: even {plan.shape} needs {needed} on {device.device}, and a "
+            f"{type_of(device.device)} has {there}. Use more devices, more stages, smaller virtual nodes, "
+            "recompute=True or copies=1."
+        )
+
+    def _best_of(self, candidates: Sequence[Team], lines: Lines, *, fitting: bool = True) -> GridPlan | None:
+        timed: list[tuple[float, Lineup]] = []
+        runs = lines.simulated
+        for team in candidates[:MOST_TIMED]:
+            if timed and (lines.simulated - runs > MOST_RUNS or least(team, lines, self._nodes) >= timed[0][0]):
+                continue
+            lineup = self._balanced(self._lineup(team, lines), lines)
+            timed.append((self._quick(lineup, lines), lineup))
+            timed.sort(key=lambda pair: pair[0])
+        plans = [self._finished(lineup, lines) for _, lineup in timed[:MOST_FINISHED]]
+        plans += [self._finished(lineup, lines) for _, lineup in timed[MOST_FINISHED:] if not any(map(_fits, plans))]
+        usable = [plan for plan in plans if plan is not None and (plan.forecast.fits or not fitting)]
+        return min(usable, key=lambda plan: (plan.step_seconds, len(plan.cells.devices)), default=None)
+
+    def _lineup(self, team: Team, lines: Lines) -> Lineup:
+        known = [(line_of(types, team, lines, self._nodes), count) for types, count in team]
+        chosen = [line for line, count in known for _ in range(count) if line is not None]
+        given = distributed([lines.pace(line) for line in chosen], self._nodes)
+        return tuple((line, nodes) for line, nodes in zip(chosen, given, strict=True) if nodes)
+
+    def _quick(self, lineup: Lineup, lines: Lines) -> float:
+        end = max(times.end for line, nodes in set(lineup) for times in lines.times(line, nodes))
+        return end + reducing(len(lineup), [lines.pace(line) for line, _ in set(lineup)], self._costs)
+
+    def _balanced(self, lineup: Lineup, lines: Lines) -> Lineup:
+        """*lineup* with virtual nodes moved from the slowest line to others, as long as that helps."""
+        for _ in range(MOST_MOVES if lines.simulated < MOST_RUNS else 0):
+            ends = [max(times.end for times in lines.times(line, nodes)) for line, nodes in lineup]
+            slowest = ends.index(max(ends))
+            places = {lineup[place]: place for place in range(len(lineup)) if place != slowest}
+            moved = [_moved(lineup, slowest, place) for place in places.values()]
+            better = min(moved, key=lambda other: self._quick(other, lines), default=lineup)
+            if self._quick(better, lines) >= self._quick(lineup, lines):
+                break
+            lineup = better
+        return lineup
+
+    def _finished(self, lineup: Lineup, lines: Lines) -> GridPlan:
+        free = {
+            pool.device_type: [n for n in names_of(self._pools) if type_of(n) == pool.device_type]
+            for pool in self._pools
+        }
+        routes: list[tuple[DeviceId, ...]] = []
+        times: dict[DeviceId, CellsTime] = {}
+        for line, nodes in lineup:
+            devices = [free[name].pop(0) for name in line.types]
+            counts = [count for _, count in line.parts]
+            route = tuple(device for device, count in zip(devices, counts, strict=True) for _ in range(count))
+            routes += [route] * nodes
+            times |= dict(zip(devices, lines.times(line, nodes), strict=True))
+        cells = with_copies(Cells(tuple(routes)), self._copies)
+        return GridPlan(cells, assembled(cells, self._costs, times))
+
+
+def _fits(plan: GridPlan | None) -> bool:
+    return plan is not None and plan.forecast.fits
+
+
+def _moved(lineup: Lineup, slowest: int, place: int) -> Lineup:
+    changed = list(lineup)
+    for at, more in ((slowest, -1), (place, 1)):
+        line, nodes = lineup[at]
+        changed[at] = line, nodes + more
+    return tuple(entry for entry in changed if entry[1])
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
