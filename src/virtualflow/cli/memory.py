@@ -13,7 +13,7 @@ from virtualflow.core.sizes import parse_size
 from virtualflow.errors import ConfigError
 from virtualflow.solver import device_files
 
-Memory = Annotated[
+StatedMemory = Annotated[
     str | None,
     typer.Option(
         help="What the model needs with its optimizer and sums: one size, or with stages one for each, "

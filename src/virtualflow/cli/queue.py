@@ -16,7 +16,7 @@ from rich.table import Table
 
 from virtualflow.cli.job_table import console, job_table, views_of
 from virtualflow.cli.jobs import JobArgument, Wide, keep_showing, print_facts
-from virtualflow.cli.memory import Copies, Memory, NodeMemory, needs_of
+from virtualflow.cli.memory import Copies, NodeMemory, StatedMemory, needs_of
 from virtualflow.cli.options import (
     AsModule,
     CheckpointEvery,
@@ -56,7 +56,7 @@ def submit(
         int | None,
         typer.Option(help="The script's virtual nodes, if you know: it then starts on all its devices.", metavar="N"),
     ] = None,
-    memory: Memory = None,
+    memory: StatedMemory = None,
     node_memory: NodeMemory = None,
     copies: Copies = 2,
     expect: Annotated[
