@@ -33,7 +33,7 @@ WHOLE = MemoryNeeds((10,))
 
 def driven(policy: str, pools: str = "V100:4", **memory: int) -> Driven:
     found = Driven(policy, pools)
-    found.brain = Scheduler(parse_pools(pools), found.brain.policy, found.brain._throughput, memory=memory)
+    found.brain = Scheduler(parse_pools(pools), found.brain.policy, found.brain.throughput, memory=memory)
     return found
 
 

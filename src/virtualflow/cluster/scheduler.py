@@ -55,6 +55,7 @@ class Scheduler:
         self.placement = Placement(pools)
         self.policy = policy
         self.throughput = throughput
+        # What policies see: types that do not hold a job are not usable for it.
         self._throughput = HeldThroughput(throughput) if memory else throughput
         self._assignment = Assignment(self.placement, self._throughput, restarts=policy.restarts)
         self._states: dict[str, ScheduledJob] = {}
@@ -91,7 +92,7 @@ class Scheduler:
             running=self._assignment.running,
             queue=self._queue,
             lacking=self._assignment.lacking,
-            throughput=self.throughput,
+            throughput=self._throughput,
             machine_sizes=self.placement.machine_sizes,
             jobs_changed=self._jobs_changed,
             start_seconds=self.start_seconds,
@@ -174,7 +175,7 @@ class Scheduler:
     def _arrived(self, job: Job, attained: float = 0.0) -> None:
         if job.id in self._states:
             raise ConfigError(f"there is a job {job.id} already")
-        if not any(self.throughput.usable(job, name) for name in self.placement.machine_sizes):
+        if not any(self._throughput.usable(job, name) for name in self.placement.machine_sizes):
             types = ", ".join(self.placement.machine_sizes)
             raise ConfigError(
                 f"job {job.id} ({job.workload}, node size {job.node_size}) can run on no device of this cluster "
