@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from virtualflow.errors import ConfigError
 from virtualflow.train import checks, optimizer_state, other_optimizers, script_state
 
-Settings = list[dict[str, Any]]  # of each group
+GroupSettings = list[dict[str, Any]]  # of each group
 Changes = Mapping[int, Mapping[str, Any]]  # settings, by the number of their group
 
 
@@ -99,7 +99,7 @@ class JobOptimizer:
         names = {id(parameter): name for name, parameter in parameters.items()}
         return {self._groups[names[id(parameter)]] for parameter in optimizer.param_groups[number]["params"]}
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> GroupSettings:
         return copy.deepcopy(optimizer_state.settings(self.whole))
 
     def _made(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
