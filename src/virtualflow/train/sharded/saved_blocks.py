@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_map
 from virtualflow.core.blocks import Block
 from virtualflow.train import checkpoint
 from virtualflow.train.checkpoint import TensorPlaces
-from virtualflow.train.part_files import Parts
+from virtualflow.train.part_files import PartWriters
 from virtualflow.train.sharded.block_moves import Held
 from virtualflow.train.sharded.cut_state import OptimizerState, assembled, cut_state
 
 
-def part_of(held: Held, mine: Sequence[Block], rank: int, workers: int) -> Parts:
+def part_of(held: Held, mine: Sequence[Block], rank: int, workers: int) -> PartWriters:
     """The parts of all workers, of which this one writes what it holds of the blocks *mine*."""
 
     def contents() -> dict[str, Any]:

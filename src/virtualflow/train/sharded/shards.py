@@ -18,7 +18,7 @@ from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError
 from virtualflow.train import accelerators
-from virtualflow.train.part_files import Parts
+from virtualflow.train.part_files import PartWriters
 from virtualflow.train.peers import Peers
 from virtualflow.train.sharded.block_layout import BlockLayout
 from virtualflow.train.sharded.block_moves import BlockMoves, Empty, Held, check_nothing_lost
@@ -98,7 +98,7 @@ class Shards:
         mine = (group for group in groups if any(parameter is other for other in group["params"]))
         return any(group.get("fused") or group.get("capturable") for group in mine)
 
-    def part_to_write(self) -> Parts:
+    def part_to_write(self) -> PartWriters:
         """This worker's part of a checkpoint. All workers ask at a time: holders share the work."""
         blocks, group = self.layout.blocks, self._peers.group
         if group is None:
