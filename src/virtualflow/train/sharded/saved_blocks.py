@@ -15,7 +15,7 @@ from virtualflow.train import checkpoint
 from virtualflow.train.checkpoint import TensorPlaces
 from virtualflow.train.part_files import PartWriters
 from virtualflow.train.sharded.block_moves import Held
-from virtualflow.train.sharded.cut_state import OptimizerState, assembled, cut_state
+from virtualflow.train.sharded.cut_state import OptimizerState, assembled, cut_state, empty_on_host
 
 
 def part_of(held: Held, mine: Sequence[Block], rank: int, workers: int) -> PartWriters:
@@ -58,7 +58,7 @@ class SavedBlocks:
     def _whole(self, name: str, parameter: Tensor) -> OptimizerState:
         found = self._found.get(name, {})
         pieces = [(block, found[block][0]) for block in sorted(found)]
-        return assembled(parameter, pieces, _on_host) if pieces else {}
+        return assembled(parameter, pieces, empty_on_host) if pieces else {}
 
 
 def _onto(device: torch.device, places: TensorPlaces, counts_on_host: bool) -> Callable[[Any], Any]:
@@ -71,7 +71,3 @@ def _onto(device: torch.device, places: TensorPlaces, counts_on_host: bool) -> C
         return value.clone() if stays else value.to(device, copy=True)
 
     return copied
-
-
-def _on_host(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=dtype)
