@@ -47,6 +47,7 @@ def test_a_checkpoint_is_damaged_if_one_of_its_parts_is_and_they_are_kept_togeth
     torch.save({"x": torch.ones(3)}, parts / "0.pt")
     assert checkpoints.whole(folder, newest, lambda _: None) == newest
     damage(parts / "0.pt")
+    (newest.with_name(newest.name + ".damaged.parts") / "of an earlier one").mkdir(parents=True)
     found = checkpoints.whole(folder, newest, lambda _: None)
     assert checkpoints.name_of(found) == "step 10"
     kept = newest.with_name(newest.name + ".damaged")
