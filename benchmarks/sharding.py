@@ -44,14 +44,16 @@ def run(*, quick: bool) -> None:
     title = f"{SETTINGS[SETTING].title}: peak MB of a device, by live tensors; state and sums are {held / MEGABYTE:.0f}"
     section.show(title, ["devices", "not sharded", "sharded", "goal", "sharded / goal"], rows)
     times: dict[str, Any] = {}
+    content = {"peaks": peaks, "goals": goals, "state and sums": held, "times": times}
+    section.save(content)
     for setting in ("gpt", "mlp"):
         for count in (2, 4):
-            seconds = _run(count, "time", setting, 12 if quick else 24)
+            seconds = _run(count, "time", setting, 8 if quick else 16)
             times[f"{setting} on {count}"] = {**seconds, "ratio": report.ratio(seconds["none"], seconds["state"])}
     rows = [[name, found["ratio"]] for name, found in times.items()]
     section.show("steps a second against those of a job that is not sharded (goal: 0.9)", ["job", "ratio"], rows)
     _plot(peaks, goals)
-    section.save({"peaks": peaks, "goals": goals, "state and sums": held, "times": times})
+    section.save(content)
 
 
 def _run(devices: int, what: str, setting: str, steps: int) -> Any:

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report import RESULTS
-from benchmarks.tables import clusters, paper, pipelines, scheduling, training
+from benchmarks.tables import clusters, paper, pipelines, scheduling, sharded, training
 from benchmarks.tables.raw import measured_on
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARKED = re.compile(r"<!-- figures ([\w.-]+) -->(\s*)(.*?)(\s*)<!-- end -->", re.DOTALL)
 FIGURES: dict[str, Callable[[], str]] = {
     **training.FIGURES,
+    **sharded.FIGURES,
     **scheduling.FIGURES,
     **clusters.FIGURES,
     **paper.FIGURES,

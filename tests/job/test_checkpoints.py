@@ -11,6 +11,7 @@ import torch
 from virtualflow.errors import LaunchError
 from virtualflow.job import checkpoints
 from virtualflow.job.folder import JobFolder, JobSpec, write_json
+from virtualflow.system.sealed_files import parts_folder
 
 
 @pytest.fixture
@@ -37,6 +38,22 @@ def test_the_newest_whole_one_counts_and_damaged_ones_are_kept_aside(folder: Job
     assert newest.with_name(newest.name + ".damaged").exists()
     assert len(warnings) == 1
     assert warnings[0].endswith("The job goes on from step 10.")
+
+
+def test_a_checkpoint_is_damaged_if_one_of_its_parts_is_and_they_are_kept_together(folder: JobFolder) -> None:
+    newest = folder.automatic_checkpoints()[-1]
+    parts = parts_folder(newest)
+    parts.mkdir()
+    torch.save({"x": torch.ones(3)}, parts / "0.pt")
+    assert checkpoints.whole(folder, newest, lambda _: None) == newest
+    damage(parts / "0.pt")
+    (newest.with_name(newest.name + ".damaged.parts") / "of an earlier one").mkdir(parents=True)
+    found = checkpoints.whole(folder, newest, lambda _: None)
+    assert checkpoints.name_of(found) == "step 10"
+    kept = newest.with_name(newest.name + ".damaged")
+    assert kept.exists()
+    assert (parts_folder(kept) / "0.pt").exists()
+    assert not parts.exists()
 
 
 def test_without_a_whole_one_the_job_goes_on_from_what_it_began_from(folder: JobFolder) -> None:

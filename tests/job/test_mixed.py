@@ -76,6 +76,14 @@ def test_virtual_nodes_are_mapped_by_speed_before_the_first_step_and_no_bit_chan
     assert "1 x fast with 6 virtual nodes each, 1 x slow with 2" in finished.err("fast:0")
 
 
+def test_state_is_sharded_over_emulated_types(backend: LocalBackend, tmp_path: Path, calm: str) -> None:
+    devices = {"fast:0": by_points(FAST), "slow:0": by_points(SLOW), "slow:1": by_points(SLOW)}
+    known = profile.to_json(workload(fast=FAST, slow=SLOW))
+    finished = run(backend, tmp_path, dict(devices), workload=known, given='sharding="state", copies=1')
+    assert len(set(started(finished).mapping)) == 3
+    assert finished.out("fast:0") == calm
+
+
 def test_a_device_that_would_not_help_leaves(backend: LocalBackend, tmp_path: Path, calm: str) -> None:
     devices = {"fast:0": by_points(FAST), "slow:0": by_points(20 * FAST)}
     known = profile.to_json(workload(fast=FAST, slow=20 * FAST))

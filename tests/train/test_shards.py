@@ -22,7 +22,6 @@ from virtualflow.testing import ThreadGroup, run_together
 from virtualflow.train import checks
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.peers import Peers
-from virtualflow.train.sharded import shards
 from virtualflow.train.sharded.cut_state import differences
 from virtualflow.train.sharded.sharded_reduction import ShardedReduction
 from virtualflow.train.sharded.shards import Shards
@@ -60,7 +59,7 @@ class Worker:
         self.membership.generation += 1
 
     def collected(self) -> dict[str, Any]:
-        return dict(self.shards.collected(["weight"], shards.empty_like))["weight"]
+        return dict(self.shards.collected(["weight"]))["weight"]
 
     @property
     def state_bytes(self) -> int:

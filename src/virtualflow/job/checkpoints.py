@@ -6,6 +6,7 @@ Nothing is removed here. What a job can't or must not go on from is set aside un
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,5 +105,6 @@ def _damage(path: Path) -> str | None:
 def _set_aside(path: Path, suffix: str) -> Path:
     kept = path.with_name(path.name + suffix)
     if (parts := sealed_files.parts_folder(path)).is_dir():
+        shutil.rmtree(sealed_files.parts_folder(kept), ignore_errors=True)  # of one that was set aside before
         parts.rename(sealed_files.parts_folder(kept))
     return path.rename(kept)

@@ -17,10 +17,10 @@ from virtualflow.train import checkpoint
 from virtualflow.train.peers import Peers
 
 UNITS, BLOCKS = "units", "optimizer blocks"  # what parts hold, and where a checkpoint names them
-Parts = Sequence[Callable[[], dict[str, Any]] | None]  # what makes the contents of each; None: another worker's
+PartWriters = Sequence[Callable[[], dict[str, Any]] | None]  # what makes the contents of each; None: another worker's
 
 
-def write_parts(peers: Peers, path: Path, global_step: int, parts: Callable[[], Parts]) -> list[str]:
+def write_parts(peers: Peers, path: Path, global_step: int, parts: Callable[[], PartWriters]) -> list[str]:
     """Write the parts of a checkpoint at *path*, all workers at a time; return their names, in order.
 
     They have new names each time: until the checkpoint itself is written, the one that was there before is whole.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,11 +14,10 @@ from virtualflow.errors import StateLostError
 from virtualflow.train.hollow import filled, hollow, memory_of
 from virtualflow.train.packed_values import gather_packed, unpacked
 from virtualflow.train.sharded.block_layout import TensorCut
-from virtualflow.train.sharded.cut_state import OptimizerState, assembled
+from virtualflow.train.sharded.cut_state import OptimizerState, assembled, empty_on_host
 from virtualflow.train.sharded.transfers import Transfer, carry
 
 Held = dict[Block, OptimizerState]
-Empty = Callable[[Tensor, torch.dtype], Tensor]
 
 
 class BlockMoves:
@@ -64,7 +63,7 @@ class BlockMoves:
         carry(transfers, self._group, self._device, self._read, lambda what: memory_of(memories[what[0]][what[1]]))
         return arrived
 
-    def collect(self, cuts: Iterable[TensorCut], empty: Empty) -> Iterator[OptimizerState]:
+    def collect(self, cuts: Iterable[TensorCut]) -> Iterator[OptimizerState]:
         """The state of whole parameters, one after another, on the lead; the others send, and get nothing."""
         numbers = {block: number for number, block in enumerate(self._blocks)}
         lead = self._group.rank == 0
@@ -85,7 +84,7 @@ class BlockMoves:
                         arrived[block] = filled(plain, memories.setdefault(block, []), self._device)
             carry(transfers, self._group, self._device, self._read, lambda what: memory_of(memories[what[0]][what[1]]))  # noqa: B023  (called at once)
             pieces = [(block, arrived.get(block, self._held.get(block, {}))) for block in cut.blocks] if lead else []
-            yield assembled(cut.parameter, pieces, empty) if pieces else {}
+            yield assembled(cut.parameter, pieces, empty_on_host) if pieces else {}
 
     def _described(self, mine: Sequence[Block]) -> dict[int, tuple[list[int], OptimizerState]]:
         """For each block that some worker is to send, its tensors' lengths in bytes and its form."""

@@ -37,10 +37,6 @@ def job_digest(live: Live, loop: Loop, peers: Peers) -> str:
 def _contents(live: Live, shards: Shards) -> Iterator[tuple[str, Any]]:
     """As ``state.contents``; only the lead's are whole."""
     yield from contents(live.parts, ())
-    for name, state in shards.collected(sorted(live.parts.parameters()), _in_memory):
+    for name, state in shards.collected(sorted(live.parts.parameters())):
         for key, value in sorted(state.items()):
             yield from flattened(value, f"optimizer {key} of {name}")
-
-
-def _in_memory(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=dtype)

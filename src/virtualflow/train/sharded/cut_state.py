@@ -62,6 +62,11 @@ def assembled(
     return {key: whole([piece[key] for _, piece in pieces]) for key in state}
 
 
+def empty_on_host(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for state that is as large as the parameter *like*."""
+    return torch.empty_strided(like.shape, like.stride(), dtype=dtype)
+
+
 def differences(one: Any, other: Any) -> bool:
     """Whether two states differ in a bit, or in form."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):

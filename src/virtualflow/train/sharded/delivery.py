@@ -18,8 +18,8 @@ from virtualflow.core import faults
 from virtualflow.core.membership import Group, Work
 
 MOST_UNDER_WAY = 2  # buckets
-MOST_BYTES = 16 * 2**20  # that arrive on a worker at a time, however many others there are
-LEAST_BYTES = 256 * 2**10  # of a bucket
+MOST_BYTES = 8 * 2**20  # that arrive on a worker at a time, however many others there are
+LEAST_BYTES = 64 * 2**10  # of a bucket
 _ALIGNED = 16  # bytes
 
 

@@ -18,7 +18,7 @@ from virtualflow.train.accumulate import Slot, accumulator
 from virtualflow.train.hollow import memory_of
 from virtualflow.train.readback import Later, Readback
 from virtualflow.train.sharded.delivery import Delivery, GradientPiece, bucket_bytes
-from virtualflow.train.sharded.magnitudes import Magnitudes
+from virtualflow.train.sharded.gradient_sizes import Magnitudes
 from virtualflow.train.sharded.shards import Shards
 from virtualflow.train.sharded.square_runs import rows_of
 from virtualflow.train.sharded.transfers import Transfer, carry

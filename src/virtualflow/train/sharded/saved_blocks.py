@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_map
 from virtualflow.core.blocks import Block
 from virtualflow.train import checkpoint
 from virtualflow.train.checkpoint import TensorPlaces
-from virtualflow.train.part_files import Parts
+from virtualflow.train.part_files import PartWriters
 from virtualflow.train.sharded.block_moves import Held
-from virtualflow.train.sharded.cut_state import OptimizerState, assembled, cut_state
+from virtualflow.train.sharded.cut_state import OptimizerState, assembled, cut_state, empty_on_host
 
 
-def part_of(held: Held, mine: Sequence[Block], rank: int, workers: int) -> Parts:
+def part_of(held: Held, mine: Sequence[Block], rank: int, workers: int) -> PartWriters:
     """The parts of all workers, of which this one writes what it holds of the blocks *mine*."""
 
     def contents() -> dict[str, Any]:
@@ -58,7 +58,7 @@ class SavedBlocks:
     def _whole(self, name: str, parameter: Tensor) -> OptimizerState:
         found = self._found.get(name, {})
         pieces = [(block, found[block][0]) for block in sorted(found)]
-        return assembled(parameter, pieces, _on_host) if pieces else {}
+        return assembled(parameter, pieces, empty_on_host) if pieces else {}
 
 
 def _onto(device: torch.device, places: TensorPlaces, counts_on_host: bool) -> Callable[[Any], Any]:
@@ -71,7 +71,3 @@ def _onto(device: torch.device, places: TensorPlaces, counts_on_host: bool) -> C
         return value.clone() if stays else value.to(device, copy=True)
 
     return copied
-
-
-def _on_host(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=dtype)

@@ -18,11 +18,11 @@ from virtualflow.core.membership import Group
 from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError
 from virtualflow.train import accelerators
-from virtualflow.train.part_files import Parts
+from virtualflow.train.part_files import PartWriters
 from virtualflow.train.peers import Peers
 from virtualflow.train.sharded.block_layout import BlockLayout
-from virtualflow.train.sharded.block_moves import BlockMoves, Empty, Held, check_nothing_lost
-from virtualflow.train.sharded.cut_state import OptimizerState, assembled, cut_state
+from virtualflow.train.sharded.block_moves import BlockMoves, Held, check_nothing_lost
+from virtualflow.train.sharded.cut_state import OptimizerState, assembled, cut_state, empty_on_host
 from virtualflow.train.sharded.saved_blocks import SavedBlocks, part_of
 from virtualflow.train.state import Optimizers
 
@@ -98,7 +98,7 @@ class Shards:
         mine = (group for group in groups if any(parameter is other for other in group["params"]))
         return any(group.get("fused") or group.get("capturable") for group in mine)
 
-    def part_to_write(self) -> Parts:
+    def part_to_write(self) -> PartWriters:
         """This worker's part of a checkpoint. All workers ask at a time: holders share the work."""
         blocks, group = self.layout.blocks, self._peers.group
         if group is None:
@@ -210,17 +210,17 @@ class Shards:
                     self.held[block] = optimizer.state.pop(part, self.held[block])
             self.gradients = {}
 
-    def collected(self, names: Iterable[str], empty: Empty) -> Iterator[tuple[str, OptimizerState]]:
+    def collected(self, names: Iterable[str]) -> Iterator[tuple[str, OptimizerState]]:
         """The state of each of the parameters *names*, on the lead; a collective call, within an agreement."""
         cuts = {name: self.layout.cuts[name] for name in names if name in self.layout.cuts}
         group = self._peers.group
         if group is None:
             check_nothing_lost(self.layout.blocks, [[()] * (block in self.held) for block in self.layout.blocks])
             for name, cut in cuts.items():
-                yield name, assembled(cut.parameter, [(block, self.held[block]) for block in cut.blocks], empty)
+                yield name, assembled(cut.parameter, [(block, self.held[block]) for block in cut.blocks], empty_on_host)
             return
         moves = BlockMoves(self.layout.blocks, self.held, group, self.device)
-        yield from zip(cuts, moves.collect(cuts.values(), empty), strict=True)
+        yield from zip(cuts, moves.collect(cuts.values()), strict=True)
 
     def _take_in(self, names: list[str], is_mine: Callable[[Block], bool]) -> None:
         """Hold what the optimizers have of *names*, in blocks."""
@@ -241,8 +241,3 @@ class Shards:
                         'devices. Do so before the Trainer is made, or use sharding="none".'
                     )
             optimizer.state.clear()
-
-
-def empty_like(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory for state that is as large as *parameter*, on the host."""
-    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)

@@ -10,7 +10,7 @@ import torch
 
 from virtualflow.core.membership import Group
 from virtualflow.train import checkpoint, committed
-from virtualflow.train.part_files import Parts, write_together
+from virtualflow.train.part_files import PartWriters, write_together
 from virtualflow.train.peers import Peers
 from virtualflow.train.stages.stage_cut import Unit
 from virtualflow.train.stages.stage_moves import Pair
@@ -24,7 +24,7 @@ class StagedFiles:
         self._state = state
         self._peers = peers
 
-    def parts(self) -> Parts:
+    def parts(self) -> PartWriters:
         """What each unit's first holder writes of a checkpoint. All workers ask at a time."""
         self._state.settle()
         device = self._peers.membership.device
