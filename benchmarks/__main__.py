@@ -20,6 +20,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "loading": ("benchmarks.loading", {}),
     "elastic": ("benchmarks.elastic", {}),
     "mixed": ("benchmarks.mixed", {}),
+    "grids": ("benchmarks.grids", {}),
     "scheduling": ("benchmarks.scheduling", {}),
     "decisions": ("benchmarks.decisions", {}),
     "cluster": ("benchmarks.cluster", {}),

@@ -194,4 +194,4 @@ def test_explain_shows_the_grid_of_a_model_in_stages() -> None:
     by_hand = json.loads(invoke(*words, "--mapping", "0,0,1,1/0,0,1,1/2,2,2,2", "--copies", "1"))
     assert by_hand["grid"][2] == ["2"] * 4
     assert by_hand["at_risk"] == [2]
-    assert "node 3" in invoke(*words[:-1])
+    assert "2  c c c c" in invoke(*words[:-1])

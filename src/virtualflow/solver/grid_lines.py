@@ -26,7 +26,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LinePace:
     """How fast a line is: the time of its slowest device for a virtual node, and of one that passes through alone."""
 
     bottleneck: float
@@ -39,7 +39,7 @@ class Pace:
         return self.way + (nodes - 1) * self.bottleneck
 
 
-class Lines:
+class KnownLines:
     """The lines for one job: their best cuts, how fast they are, and their exact times."""
 
     def __init__(self, costs: GridCosts, kind: str, virtual_nodes: int, *, bounded: bool = True) -> None:
@@ -104,7 +104,7 @@ class Lines:
     def _units_between(self, first: int, last: int) -> tuple[int, ...]:
         return tuple(dict.fromkeys(number for stage in range(first, last) for number in self._of_stage[stage]))
 
-    def _pace(self, line: Line) -> Pace:
+    def _pace(self, line: Line) -> LinePace:
         first, way, bottleneck, sums, update = 0, 0.0, 0.0, 0, 0.0
         for name, count in line.parts:
             last, times = first + count, self._before[name]
@@ -116,7 +116,7 @@ class Lines:
             sums = max(sums, sum(self._costs.units[number].sums for number in held))
             update = max(update, sum(self._costs.types[name].update[number] for number in held))
             first = last
-        return Pace(bottleneck, way, sums, update)
+        return LinePace(bottleneck, way, sums, update)
 
     def _times(self, line: Line, nodes: int) -> tuple[CellsTime, ...]:
         """What the cells of each device come to, if the line gets *nodes* virtual nodes."""

@@ -15,7 +15,7 @@ from virtualflow.core.mapping import DeviceId
 from virtualflow.errors import SolverError
 from virtualflow.solver.grid_costs import GridCosts
 from virtualflow.solver.grid_forecast import CellsTime, Forecast, assembled, forecast, over_capacity
-from virtualflow.solver.grid_lines import Line, Lines
+from virtualflow.solver.grid_lines import KnownLines, Line
 from virtualflow.solver.grid_proof import Question, proven
 from virtualflow.solver.grid_teams import (
     Team,
@@ -99,7 +99,7 @@ class GridSearch:
         self._costs, self._kind, self._copies, self._nodes = costs, kind, copies, virtual_nodes
         self.counts = {pool.device_type: pool.count for pool in pools}
         self._pools = pools
-        self._lines = Lines(costs, kind, virtual_nodes)
+        self._lines = KnownLines(costs, kind, virtual_nodes)
         self._teams = teams(self.counts, self._lines, costs, virtual_nodes)
 
     def best(self) -> GridPlan | None:
@@ -110,7 +110,7 @@ class GridSearch:
         """The best pure data parallelism and the best single pipeline; if they do not fit, as they would be."""
         kinds = {"data parallel": is_data_parallel, "one pipeline": is_one_pipeline}
         found = []
-        unlimited = Lines(self._costs, self._kind, self._nodes, bounded=False)
+        unlimited = KnownLines(self._costs, self._kind, self._nodes, bounded=False)
         anything = list[Team]()
         for name, is_one in kinds.items():
             plan = self._best_of([team for team in self._teams if is_one(team)], self._lines)
@@ -127,7 +127,7 @@ class GridSearch:
 
     def why_nothing_fits(self) -> str:
         """What the leanest grid that was looked at would need."""
-        lines = Lines(self._costs, self._kind, self._nodes, bounded=False)
+        lines = KnownLines(self._costs, self._kind, self._nodes, bounded=False)
         candidates = teams(self.counts, lines, self._costs, self._nodes)
         candidates.sort(key=lambda team: -max(len(types) for types, _ in team))
         plans = [plan for team in candidates[:MOST_TIMED] if (plan := self._finished(self._lineup(team, lines), lines))]
@@ -144,7 +144,7 @@ class GridSearch:
             "recompute=True or copies=1."
         )
 
-    def _best_of(self, candidates: Sequence[Team], lines: Lines, *, fitting: bool = True) -> GridPlan | None:
+    def _best_of(self, candidates: Sequence[Team], lines: KnownLines, *, fitting: bool = True) -> GridPlan | None:
         timed: list[tuple[float, Lineup]] = []
         runs = lines.simulated
         for team in candidates[:MOST_TIMED]:
@@ -158,17 +158,17 @@ class GridSearch:
         usable = [plan for plan in plans if plan is not None and (plan.forecast.fits or not fitting)]
         return min(usable, key=lambda plan: (plan.step_seconds, len(plan.cells.devices)), default=None)
 
-    def _lineup(self, team: Team, lines: Lines) -> Lineup:
+    def _lineup(self, team: Team, lines: KnownLines) -> Lineup:
         known = [(line_of(types, team, lines, self._nodes), count) for types, count in team]
         chosen = [line for line, count in known for _ in range(count) if line is not None]
         given = distributed([lines.pace(line) for line in chosen], self._nodes)
         return tuple((line, nodes) for line, nodes in zip(chosen, given, strict=True) if nodes)
 
-    def _quick(self, lineup: Lineup, lines: Lines) -> float:
+    def _quick(self, lineup: Lineup, lines: KnownLines) -> float:
         end = max(times.end for line, nodes in set(lineup) for times in lines.times(line, nodes))
         return end + reducing(len(lineup), [lines.pace(line) for line, _ in set(lineup)], self._costs)
 
-    def _balanced(self, lineup: Lineup, lines: Lines) -> Lineup:
+    def _balanced(self, lineup: Lineup, lines: KnownLines) -> Lineup:
         """*lineup* with virtual nodes moved from the slowest line to others, as long as that helps."""
         for _ in range(MOST_MOVES if lines.simulated < MOST_RUNS else 0):
             ends = [max(times.end for times in lines.times(line, nodes)) for line, nodes in lineup]
@@ -181,7 +181,7 @@ class GridSearch:
             lineup = better
         return lineup
 
-    def _finished(self, lineup: Lineup, lines: Lines) -> GridPlan:
+    def _finished(self, lineup: Lineup, lines: KnownLines) -> GridPlan:
         free = {
             pool.device_type: [n for n in names_of(self._pools) if type_of(n) == pool.device_type]
             for pool in self._pools

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from virtualflow.solver.grid_costs import GridCosts
-from virtualflow.solver.grid_lines import Line, Lines, Pace
+from virtualflow.solver.grid_lines import KnownLines, Line, LinePace
 
-Types = tuple[str, ...]  # of a line's devices
-Team = tuple[tuple[Types, int], ...]  # lines by the types of their devices, and how many there are of each
+LineTypes = tuple[str, ...]  # of a line's devices
+Team = tuple[tuple[LineTypes, int], ...]  # lines by the types of their devices, and how many there are of each
 MOST_OPTIONS = {1: 1024, 2: 24, 3: 8}  # of each type, when so many types are combined
 SMALL = 16  # devices up to which every number of equal lines is tried
 
 
-def teams(counts: Mapping[str, int], lines: Lines, costs: GridCosts, nodes: int) -> list[Team]:
+def teams(counts: Mapping[str, int], lines: KnownLines, costs: GridCosts, nodes: int) -> list[Team]:
     """Candidates, the most promising first: lines of one type each, of all types together, and of equal mixed lines."""
     found = dict.fromkeys(team for team in _mixed(counts, costs.stages, nodes) if _fits(team, lines, nodes))
     by_type = []
@@ -48,12 +48,12 @@ def size_of(team: Team) -> int:
     return sum(count for _, count in team)
 
 
-def line_of(types: Types, team: Team, lines: Lines, nodes: int) -> Line | None:
+def line_of(types: LineTypes, team: Team, lines: KnownLines, nodes: int) -> Line | None:
     """The best cut for a line of *team*: where memory counts, it gets its even part of the virtual nodes."""
     return lines.best(types, math.ceil(nodes / size_of(team)))
 
 
-def estimate(team: Team, lines: Lines, costs: GridCosts, nodes: int) -> float:
+def estimate(team: Team, lines: KnownLines, costs: GridCosts, nodes: int) -> float:
     """About how long a step takes."""
     paces = _paces(team, lines, nodes)
     rate = sum(count / pace.bottleneck for pace, count in paces)
@@ -62,12 +62,12 @@ def estimate(team: Team, lines: Lines, costs: GridCosts, nodes: int) -> float:
     return end + reducing(size_of(team), [pace for pace, _ in paces], costs)
 
 
-def least(team: Team, lines: Lines, nodes: int) -> float:
+def least(team: Team, lines: KnownLines, nodes: int) -> float:
     """No step of this team is shorter."""
     return nodes / sum(count / pace.bottleneck for pace, count in _paces(team, lines, nodes))
 
 
-def reducing(number: int, paces: Iterable[Pace], costs: GridCosts) -> float:
+def reducing(number: int, paces: Iterable[LinePace], costs: GridCosts) -> float:
     """About how long a number of lines need for the sums of their units, and for the update."""
     known, link = list(paces), costs.link
     update = max(pace.update for pace in known)
@@ -77,7 +77,7 @@ def reducing(number: int, paces: Iterable[Pace], costs: GridCosts) -> float:
     return update + 2 * (number - 1) * link.latency_seconds + moved / link.bytes_per_second
 
 
-def distributed(paces: Sequence[Pace], nodes: int) -> list[int]:
+def distributed(paces: Sequence[LinePace], nodes: int) -> list[int]:
     """How many virtual nodes each line gets: the next one goes where it would be done first."""
     given = [0] * len(paces)
     heap = [(pace.seconds(1), place) for place, pace in enumerate(paces)]
@@ -89,7 +89,7 @@ def distributed(paces: Sequence[Pace], nodes: int) -> list[int]:
     return given
 
 
-def _paces(team: Team, lines: Lines, nodes: int) -> list[tuple[Pace, int]]:
+def _paces(team: Team, lines: KnownLines, nodes: int) -> list[tuple[LinePace, int]]:
     found = []
     for types, count in team:
         line = line_of(types, team, lines, nodes)
@@ -98,7 +98,7 @@ def _paces(team: Team, lines: Lines, nodes: int) -> list[tuple[Pace, int]]:
     return found
 
 
-def _fits(team: Team, lines: Lines, nodes: int) -> bool:
+def _fits(team: Team, lines: KnownLines, nodes: int) -> bool:
     return all(line_of(types, team, lines, nodes) is not None for types, _ in team)
 
 
@@ -140,5 +140,5 @@ def _whole(order: Sequence[str], each: Sequence[Sequence[int]], stages: int) -> 
         )
 
 
-def _counted(lines: Iterable[Types]) -> Team:
+def _counted(lines: Iterable[LineTypes]) -> Team:
     return tuple(sorted(Counter(lines).items(), key=lambda entry: (len(entry[0]), entry[0])))
