@@ -103,6 +103,11 @@ def test_a_job_that_has_ended_or_is_unknown_can_not_be_changed(jobs: OneOfEach, 
     assert re.search("(there is|has) no job 'nobody'", output_of(verb[0], "nobody", *verb[1:]))
 
 
+def test_to_stop_a_job_that_waits_is_refused_with_the_verb_that_ends_it(jobs: OneOfEach) -> None:
+    text = output_of("stop", jobs.queued.id)
+    assert text == f"error: job {jobs.queued.id} waits for devices: `vf cancel {jobs.queued.id}` ends it\n"
+
+
 def test_only_a_paused_job_can_be_resumed(jobs: OneOfEach) -> None:
     assert "is not paused: its state is RUNNING" in output_of("resume", jobs.running.id)
     assert "is not paused: its state is QUEUED" in output_of("resume", jobs.queued.id)

@@ -361,6 +361,8 @@ def _print_more(folder: JobFolder) -> None:
 def _running(job: str) -> JobFolder:
     folder = JobFolder.of(job)
     if not folder.is_locked():
-        state = folder.read_state().state
-        raise LaunchError(f"job {folder.path.name} is not running: its state is {state}")
+        name, state = folder.path.name, folder.read_state().state
+        if state == JobState.QUEUED:
+            raise LaunchError(f"job {name} waits for devices: `vf cancel {name}` ends it")
+        raise LaunchError(f"job {name} is not running: its state is {state}")
     return folder

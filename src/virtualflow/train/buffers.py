@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from virtualflow.train.new_buffers import NewBuffer
 from virtualflow.train.state import Parts, joined
 
 _EIGHT_BYTES = (torch.int64, torch.uint64)
@@ -54,20 +55,6 @@ class Buffer:
         if self.tensor.dtype in _EIGHT_BYTES:
             return torch.empty((*self.tensor.shape, 2), dtype=torch.int64, device=self.tensor.device)
         return torch.view_as_real(self.tensor) if self.tensor.is_complex() else self.tensor
-
-
-@dataclass(frozen=True, slots=True)
-class NewBuffer:
-    """A buffer that a virtual node has made, or given another shape."""
-
-    node: int
-    tensor: Tensor
-    persistent: bool
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """The largest one is kept: a table that grows with the longest example. Among equals the first node's."""
-        return -self.tensor.numel(), self.node
 
 
 class Buffers:

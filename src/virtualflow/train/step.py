@@ -16,10 +16,11 @@ from virtualflow.errors import CollectiveError, HiddenStateError, PeerLostError
 from virtualflow.train import accelerators
 from virtualflow.train.attempt import Attempt, NodeReport
 from virtualflow.train.audit import Audit
-from virtualflow.train.buffers import Buffers, NewBuffer
+from virtualflow.train.buffers import Buffers
 from virtualflow.train.data import Feed, Shard
 from virtualflow.train.loss import NodeLoss, check_rows, read_loss
 from virtualflow.train.memory_advice import MemoryUse, is_out_of_memory
+from virtualflow.train.new_buffers import from_all
 from virtualflow.train.node_errors import explained
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
@@ -197,17 +198,7 @@ class StepRunner:
 
     def _share_new_buffers(self, global_step: int) -> None:
         """Give every worker the buffers that virtual nodes have made; the step is replayed with them."""
-        mine = {
-            name: (new_buffer.node, new_buffer.tensor, new_buffer.persistent, new_buffer.tensor.device.type == "cpu")
-            for name, new_buffer in self._buffers.born.items()
-        }
-        new_buffers: dict[str, NewBuffer] = {}
-        for theirs in self._peers.exchanged("step", global_step, mine):
-            for name, (node, tensor, persistent, on_host) in theirs.items():
-                new_buffer = NewBuffer(node, tensor if on_host else tensor.to(self._parts.device), persistent)
-                new_buffers[name] = min(
-                    (new_buffer, *([new_buffers[name]] if name in new_buffers else [])), key=lambda b: b.rank
-                )
+        new_buffers = from_all(self._peers, global_step, self._buffers.born, self._parts.device)
         self.abandon()
         self._buffers.adopt(new_buffers)
         self._adopt_buffers()
