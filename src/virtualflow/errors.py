@@ -39,6 +39,7 @@ Signals, which are no errors and which no caller of this library sees, are defin
 - Leave: this worker leaves the job
 - SumsLost: the sums of a step were lost with a worker
 - ChangedFile: a file is no longer what the job has read
+- TooManyGrids: there are more grids of cells than a search looks at
 - MeasurementDone: a profile is complete, and the script need not go on
 - InterruptedMeasurement: Ctrl-C or a signal has interrupted a measurement
 - Interrupted: Ctrl-C, SIGTERM or a closed terminal

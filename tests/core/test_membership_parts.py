@@ -28,22 +28,38 @@ def test_the_end_of_a_dismissed_joiner_is_known_as_such_once() -> None:
     assert not joiners.remove("2")
 
 
-def test_whoever_does_not_report_a_loss_in_time_is_stuck() -> None:
+def test_reports_are_overdue_some_time_after_the_first() -> None:
     reports = LossReports()
-    assert not reports.are_overdue(1000.0, 1.0)
+    everybody = ["0", "1", "2"]
+    assert not reports.are_overdue(everybody, 1000.0, 1.0)
     reports.add("0", 3, 10.0)
     reports.add("0", 3, 18.0)  # the first report counts
-    assert not reports.are_overdue(15.0, 5.0)
-    assert reports.are_overdue(15.1, 5.0)
-    assert reports.missing_from(["0", "1", "2"]) == ["1", "2"]
+    assert not reports.are_overdue(everybody, 15.0, 5.0)
+    assert reports.are_overdue(everybody, 15.1, 5.0)
     reports.clear()
-    assert not reports.are_overdue(1000.0, 1.0)
+    assert not reports.are_overdue(everybody, 1000.0, 1.0)
 
 
-def test_a_report_of_a_loss_that_all_know_of_says_nothing_of_others() -> None:
-    reports = LossReports(newest_loss=4)
+def test_reports_of_all_are_waited_for_no_longer_at_the_first_try_only() -> None:
+    reports = LossReports()
+    for device in "012":
+        reports.add(device, 3, 10.0)
+    assert reports.are_overdue(["0", "1", "2"], 10.0, 5.0)
+    reports.is_second_try = True  # or a group that fails at once would be formed all the time
+    assert not reports.are_overdue(["0", "1", "2"], 10.0, 5.0)
+
+
+def test_a_report_of_a_loss_that_all_know_of_shows_only_that_its_worker_is_there() -> None:
+    reports = LossReports(newest_loss=4, is_second_try=True)
     reports.add("0", 3, 10.0)
-    assert not reports.are_overdue(1000.0, 1.0)
+    assert not reports.are_overdue(["0", "1"], 1000.0, 1.0)
+    assert reports.stuck(["0", "1"]) == ["1"]
+
+
+def test_nobody_is_stuck_at_the_first_try() -> None:
+    reports = LossReports()
+    reports.add("0", 3, 10.0)
+    assert reports.stuck(["0", "1"]) == []
 
 
 def test_leave_notices_are_kept_by_device() -> None:

@@ -54,12 +54,12 @@ def proven(question: Question, seconds: float | None) -> tuple[Cells | None, boo
         return None, False
     try:
         search.walk()
-    except _TooManyError:
+    except TooManyGrids:
         return search.best, False
     return search.best, True
 
 
-class _TooManyError(Exception):
+class TooManyGrids(Exception):  # noqa: N818 (a signal, for the search alone)
     """There are more grids than it is worth to look at."""
 
 
@@ -84,7 +84,7 @@ class _Search:
         """Go on from the cells that are assigned."""
         self._visits += 1
         if self._visits > MOST_VISITS:
-            raise _TooManyError
+            raise TooManyGrids
         if len(self._chosen) == self._question.virtual_nodes * self._costs.stages:
             self._consider()
             return
@@ -137,7 +137,7 @@ class _Search:
             return
         self._forecasts += 1
         if self._forecasts > MOST_FORECASTS:
-            raise _TooManyError
+            raise TooManyGrids
         cells = with_copies(Cells(routes), self._question.copies)
         found = forecast(cells, self._costs, self._question.kind)
         if found.fits and found.step_seconds < self._limit * (1 - SLACK):
