@@ -147,6 +147,8 @@ class Reconciler:
     def direct(self, job_id: str) -> None:
         """Send a running job where it should be, or stop it."""
         record = self._records[job_id]
+        if self._is_settled(record):
+            return  # as most are: which devices others are on need not be asked
         devices = self._free_for(record)
         # Two jobs that change places would wait for each other.
         if not record.devices or (not devices and self._is_in_the_way(record)):
@@ -156,6 +158,11 @@ class Reconciler:
             self._fleet.stop(job_id, checkpoint=record.wish != Wish.CANCEL)
         elif record.virtual_nodes is not None and devices:
             self._fleet.move(job_id, devices)
+
+    def _is_settled(self, record: Record) -> bool:
+        """Whether the job is where it should be, and is not to stop."""
+        fits = 0 < len(record.devices) <= record.max_devices
+        return fits and record.wish is None and self._fleet.is_settled(record.id, record.devices)
 
     def _is_in_the_way(self, record: Record) -> bool:
         """Whether others are to have what it is on."""

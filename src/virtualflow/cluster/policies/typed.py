@@ -32,7 +32,7 @@ def is_plain(claims: Sequence[Claim], capacity: Mapping[str, int]) -> bool:
 def can_all_live(claims: Sequence[Claim], capacity: Mapping[str, int], *, plain: bool) -> bool:
     """Whether each claim can have its minimum, on devices that it can use; all on every type if it is *plain*."""
     if plain:
-        return sum(map(_MIN, claims)) <= sum(capacity.values())
+        return bool(sum(map(_MIN, claims)) <= sum(capacity.values()))
     return all(
         sum(claim.min for claim in claims if claim.types <= types) <= sum(capacity[name] for name in types)
         for types in _unions(claim.types for claim in claims)
