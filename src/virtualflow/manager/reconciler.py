@@ -3,7 +3,7 @@ other. Knows no lock and no other job's trouble."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,9 @@ class Reconciler:
         if (holds := self._fleet.holds(job_id)) != held:
             self._records.note_devices(job_id, holds, self._clock())
         if status is not None:
-            record = self._records.update(job_id, resizes=status.resizes, failures=status.failures)
+            record = self._records[job_id]
+            if (record.resizes, record.failures) != (status.resizes, status.failures):
+                record = self._records.update(job_id, resizes=status.resizes, failures=status.failures)
             nodes = status.virtual_nodes
             if nodes is not None and nodes >= 1 and nodes != record.virtual_nodes:
                 self.learn(job_id, virtual_nodes=nodes)
@@ -96,8 +98,10 @@ class Reconciler:
         self.pauses_ms += pauses[seen:]
         self._pauses_seen[job_id] = len(pauses)
 
-    def _lose_preempted(self, devices: Iterable[str]) -> None:
+    def _lose_preempted(self, devices: Collection[str]) -> None:
         """Workers were ended with a signal from outside, as a machine's owner does who needs the devices."""
+        if not devices:
+            return
         usable = set(self.driver.scheduler.placement.devices) - self.driver.scheduler.placement.lost
         if gone := tuple(sorted(usable.intersection(devices))):
             self.driver.handle(DevicesLost(self._seconds(), gone))  # not saved: before a reboot, all workers are ended
