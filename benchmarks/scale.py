@@ -108,7 +108,11 @@ def _philly(section: report.Section) -> dict[str, Any] | None:
 def _tick(section: report.Section, jobs: int) -> dict[str, Any]:
     """A manager whose jobs all run and make a step between two ticks. Nobody computes: their files are written here."""
     memory = Path("/dev/shm")  # the first look writes a line of each job's devices: a disk's time is not the manager's
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder, _home(Path(folder)), ExitStack() as held:
+    with (
+        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
+        _home(Path(folder)),
+        ExitStack() as held,
+    ):
         records = Records(Path(folder) / "jobs.sqlite")
         held.callback(records.close)
         devices = [f"V100:{number}" for number in range(jobs)]

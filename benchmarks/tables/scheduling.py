@@ -156,6 +156,22 @@ def learnt() -> str:
     return table(["average JCT", "`las`", "`las-mixed`", "lower by"], rows)
 
 
+def large_decisions() -> str:
+    found = results("scale")["results"]["decisions"]
+    names = list(dict.fromkeys(key.partition(": ")[2] for key in found))
+    running = list(dict.fromkeys(key.partition(": ")[0] for key in found))
+    rows = [[name, *(f"{found[f'{count}: {name}']['median_ms']:.1f} ms" for count in running)] for name in names]
+    return table(["", *(f"{int(count):,} jobs run" for count in running)], rows)
+
+
+def philly_under_las() -> str:
+    return f"{results('scale')['results']['philly']['cpu_seconds']:.0f} s"
+
+
+def tick() -> str:
+    return f"{results('scale')['results']['tick']['median_ms']:.0f} ms"
+
+
 def programs() -> str:
     found = results("gavel")["results"]["programs"]
     first, *others = (f"{each['jobs']:,}" for each in found)
@@ -206,6 +222,9 @@ FIGURES: dict[str, Callable[[], str]] = {
     "scheduling.makespan-3": gain("paper-3-jobs", "makespan_seconds"),
     "scheduling.jct-3": gain("paper-3-jobs", "priority 10"),
     "gavel.traces": mixed_traces,
+    "scale.decisions": large_decisions,
+    "scale.philly": philly_under_las,
+    "scale.tick": tick,
     "node-sizes": node_sizes,
     "learning": learnt,
     "gavel.4": mixed_gain(4),
