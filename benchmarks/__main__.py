@@ -26,6 +26,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "cluster": ("benchmarks.cluster", {}),
     "gavel": ("benchmarks.gavel", {}),
     "node-sizes": ("benchmarks.node_sizes", {}),
+    "scale": ("benchmarks.scale", {}),
     "learning": ("benchmarks.learning", {}),
     "policies": ("benchmarks.policies", {}),
     "paper": ("benchmarks.paper", {}),

@@ -1,4 +1,4 @@
-"""Speeds learnt live: ``las-mixed`` beside ``las``, under a real manager with emulated devices and in the simulator."""
+"""Speeds learnt live: ``las-mixed`` against ``las`` under a real manager with emulated devices, and simulated."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from virtualflow.sim.engine import simulate
 
 CLUSTER = "P100:2,K80:4"
 WAVE_SECONDS = {"P100": 0.08, "K80": 0.24}  # Gavel's K80 is three times slower than its P100, or more
-NODES, DEMAND, ROUND_SECONDS = 12, 6, 5.0
+NODES, DEMAND = 12, 6
+ROUND_SECONDS = 30.0  # several times what a start takes: `las` moves jobs between types at every round
 POLICIES = ("las", "las-mixed")
 
 
 def run(*, quick: bool) -> None:
     section = report.Section("learning", quick=quick)
-    steps = 40 if quick else 150
-    arrivals = (0.0, 0.25 * steps, 0.6 * steps, 1.2 * steps)  # at times alone, at times two at once
+    steps = 40 if quick else 120
+    arrivals = (0.0, 0.5 * steps)  # at first one is alone
     live_jcts = {name: _live(name, steps, arrivals) for name in POLICIES}
     predicted = {name: _simulated(name, steps, arrivals) for name in POLICIES}
     rows = []
     for title, jcts in (("live", {name: found["jct"] for name, found in live_jcts.items()}), ("simulated", predicted)):
         rows.append([title, *(f"{jcts[name]:.1f}" for name in POLICIES), f"{1 - jcts['las-mixed'] / jcts['las']:.1%}"])
-    section.show("average JCT in s, four jobs", ["", *POLICIES, "lower by"], rows)
+    section.show("average JCT in s, two jobs", ["", *POLICIES, "lower by"], rows)
     errors = [
         abs(seen["predicted_step_seconds"] / seen["step_seconds"] - 1)
         for found in live_jcts.values()
@@ -76,5 +77,6 @@ def _simulated(policy: str, steps: int, arrivals: tuple[float, ...]) -> float:
         Job(str(number), arrival, DEMAND, steps, "job", NODE_SIZE, NODES) for number, arrival in enumerate(arrivals)
     ]
     made = registry.make(policy, Options(round_seconds=ROUND_SECONDS))
+    made.restarts = False  # live jobs are elastic under any policy
     speeds = Profiled([Workload("job", profiles)])
     return metrics.of(simulate(jobs, parse_pools(CLUSTER), made, speeds, costs.MEASURED)).average_jct_seconds

@@ -139,5 +139,5 @@ def trail(home: Path, job_id: str) -> Trail:
         [(at, event) for at, event in events if isinstance(event, StepDone)],
         [(at, event) for at, event in events if isinstance(event, Regrouped)],
         [event.digest for _, event in events if isinstance(event, EpochEnded)][-1],
-        int(folder.read_state().get("overran_waves", 0)),
+        folder.read_state().overran_waves,
     )

@@ -164,6 +164,45 @@ def rounds() -> str:
     return table(["rounds a second, at jobs/h", *map(str, rates)], rows)
 
 
+def node_sizes() -> str:
+    """Sizes free, and fixed; each without communication, and with it."""
+    found, settings = results("node-sizes")["results"]["found"], ("free", "fixed")
+    by = {(each["rate"], each["sizes"]): each for each in found}
+    columns = ["jobs/h", *(f"{sizes}{more}" for sizes in settings for more in ("", ", communication"))]
+    rows = []
+    for rate in sorted({rate for rate, _ in by}):
+        each = [by[rate, column] for column in columns[1:]]
+        rows.append([f"{rate}, the paper's trace", *(f"{one['lower']:.1%}" for one in each)])
+        rows.append([f"{rate}, 100 traces", *(_interval(one["drawn"]) for one in each)])
+    return table(columns, rows)
+
+
+def learnt() -> str:
+    found = results("learning")["results"]
+    sides = {"live": {name: each["jct"] for name, each in found["live"].items()}, "simulated": found["simulated"]}
+    rows = [
+        [side, *(f"{jcts[name]:.1f} s" for name in ("las", "las-mixed")), f"{1 - jcts['las-mixed'] / jcts['las']:.1%}"]
+        for side, jcts in sides.items()
+    ]
+    return table(["average JCT", "`las`", "`las-mixed`", "lower by"], rows)
+
+
+def large_decisions() -> str:
+    found = results("scale")["results"]["decisions"]
+    names = list(dict.fromkeys(key.partition(": ")[2] for key in found))
+    running = list(dict.fromkeys(key.partition(": ")[0] for key in found))
+    rows = [[name, *(f"{found[f'{count}: {name}']['median_ms']:.1f} ms" for count in running)] for name in names]
+    return table(["", *(f"{int(count):,} jobs run" for count in running)], rows)
+
+
+def philly_under_las() -> str:
+    return f"{results('scale')['results']['philly']['cpu_seconds']:.0f} s"
+
+
+def tick() -> str:
+    return f"{results('scale')['results']['tick']['median_ms']:.0f} ms"
+
+
 def programs() -> str:
     found = results("gavel")["results"]["programs"]
     first, *others = (f"{each['jobs']:,}" for each in found)
@@ -218,6 +257,11 @@ FIGURES: dict[str, Callable[[], str]] = {
     "scheduling.makespan-3": gain("paper-3-jobs", "makespan_seconds"),
     "scheduling.jct-3": gain("paper-3-jobs", "priority 10"),
     "gavel.traces": mixed_traces,
+    "scale.decisions": large_decisions,
+    "scale.philly": philly_under_las,
+    "scale.tick": tick,
+    "node-sizes": node_sizes,
+    "learning": learnt,
     "gavel.4": mixed_gain(4),
     "gavel.8": mixed_gain(8),
     "gavel.12": mixed_gain(12),

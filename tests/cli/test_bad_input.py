@@ -28,6 +28,7 @@ COMMANDS = {
     "run profiles": "run --profiles PATH --devices 1 train.py",
     "run device_file": "run --device-file PATH missing.py",
     "run token_file": "run --listen 127.0.0.1:0 --token-file PATH missing.py",
+    "explain profiles": "explain --stages 2 --batch-size 8 --virtual-nodes 4 --devices 2 --profiles PATH",
     "port script": "port PATH",
     "profile script": "profile --device-type cpu PATH",
     "profile device_file": "profile --device-type cpu --device-file PATH train.py",

@@ -88,7 +88,7 @@ def test_facts_show_metrics_by_name_and_what_each_device_uses() -> None:
     facts = a_view(metrics={"accuracy": 0.91, "recall": 0.5}).to_json() | {"use": use}
     text = facts_printed(facts)
     assert re.search(r"metrics +accuracy=0.91 recall=0.5\n", text)
-    assert re.search(r"on 0 +virtual nodes 0 1 2 3 · 98% CPU · 412 MB · GPU 3.0 GB\n", text)
+    assert re.search(r"on 0 +virtual nodes 0 1 2 3 · 98% CPU · 412 MB · GPU 3 GB\n", text)
     assert re.search(r"on 1 +virtual nodes 4 5 6 7\n", text)
     assert "{" not in text
 

@@ -105,9 +105,9 @@ def test_explain_refuses_what_a_job_would_refuse() -> None:
 
 
 def test_doctor_tells_what_is_there() -> None:
-    findings = {finding["what"]: finding for finding in json.loads(invoke("doctor", "--json"))}
-    assert findings["torch"]["good"]
-    assert findings["gloo (several CPU devices)"]["good"]
+    findings = {finding["subject"]: finding for finding in json.loads(invoke("doctor", "--json"))}
+    assert findings["torch"]["is_good"]
+    assert findings["gloo (several CPU devices)"]["is_good"]
     assert "torch" in invoke("doctor")
 
 

@@ -203,6 +203,19 @@ def test_a_job_shows_its_curves_events_and_logs(page: Any, scripted: Scripted) -
     assert page.locator("#log").inner_text() == "epoch 1\nepoch 2\n"
 
 
+def test_a_job_shows_what_steps_took_and_would_take_elsewhere(page: Any, scripted: Scripted) -> None:
+    seen = {"devices": {"P100": 2}, "waves": {"P100": 4}, "steps": 40, "step_seconds": 0.5}
+    other = {"devices": {"P100": 2, "K80": 1}, "step_seconds": 0.41, "deviation_seconds": 0.2}
+    measured = [seen | {"predicted_step_seconds": 0.512}]
+    speed = {"source": "its own steps", "unseen": ["K80"], "measured": measured, "predicted": [other]}
+    scripted.details["one"] = {"speed": speed}
+    scripted.push([a_job("one", devices=ALL, step=5)])
+    page.goto(scripted.address)
+    page.get_by_text("from its own steps; of K80 nothing is known").click()
+    rows = page.locator("#speed-rows tr")
+    assert rows.all_inner_texts() == ["2 P100, 40 steps\t0.500\t0.512", "2 P100 + 1 K80\t\t0.410 ± 0.200"]
+
+
 def test_names_stay_text(page: Any, scripted: Scripted) -> None:
     scripted.details["j"] = {"events": [{"time": 0, "step": 0, "text": EVIL, "pause_ms": None, "total_pause_ms": None}]}
     job = a_job(EVIL, devices=ALL, id="j", reason=EVIL)

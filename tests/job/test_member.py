@@ -17,8 +17,8 @@ from virtualflow.core.generation import Cause, Generation
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.membership import JobContext
 from virtualflow.errors import CoordinatorLostError, PeerLostError
+from virtualflow.job.group_posts import PostBox
 from virtualflow.job.member import ORPHANED, Leave, Member
-from virtualflow.job.posts import PostBox
 from virtualflow.job.rendezvous import TorchGroup
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.wire import Wire

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from virtualflow.errors import PeerLostError
+from virtualflow.job.group_posts import PostBox
 from virtualflow.job.open_sockets import listening_addresses
-from virtualflow.job.posts import PostBox
 from virtualflow.job.rendezvous import TorchGroup
 
 LOOPBACK = "127.0.0.1"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, relu, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, gelu, mse_loss, relu, scaled_dot_product_attention
 from torch.utils.data import TensorDataset
 
 from virtualflow.train.stages.job_optimizer import NamedParameters
@@ -159,11 +159,25 @@ def llama_metric(logits: Tensor, batch: list[Tensor]) -> tuple[Tensor, int]:
     return gpt_metric(logits[:, :-1], batch)
 
 
+def wide_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+
+
+def wide_arguments() -> dict[str, Any]:
+    """Its memory is that of weights, sums and the optimizer's state, and little else."""
+    return {
+        "stages": [wide_layers] * 4,
+        "optimizer": lambda params: torch.optim.AdamW(params, lr=1e-3),
+        "loss_fn": lambda output, batch: mse_loss(output, batch[1]),
+    }
+
+
 MODELS: dict[str, Callable[[], dict[str, Any]]] = {
     "gpt": gpt_arguments,
     "resnet": resnet_arguments,
     "llama": llama_arguments,
     # The memory of these is that of weights, sums and the optimizer's state, about as much in each stage.
+    "wide": wide_arguments,
     "large gpt": lambda: gpt_arguments(256, in_third=1),
     "large resnet": large_resnet_arguments,
     "large llama": lambda: llama_arguments(256),
@@ -173,6 +187,8 @@ METRICS = {"gpt": gpt_metric, "resnet": accuracy, "llama": llama_metric}
 
 def examples(model: str, count: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(5)
+    if model == "wide":
+        return TensorDataset(torch.randn(count, 512, generator=generator), torch.randn(count, 512, generator=generator))
     if "resnet" not in model:
         return TensorDataset(torch.randint(0, WORDS, (count, LENGTH + 1), generator=generator))
     images = torch.randn(count, 3, 8, 8, generator=generator)

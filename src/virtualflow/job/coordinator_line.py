@@ -16,7 +16,7 @@ from typing import TypeVar, assert_never
 from virtualflow.core.generation import Cause, Generation
 from virtualflow.errors import CoordinatorLostError, MessageError
 from virtualflow.job import wire_messages as messages
-from virtualflow.job.posts import PostBox
+from virtualflow.job.group_posts import PostBox
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.wire import Wire
 from virtualflow.job.wire_messages import Heartbeat, Message, ToWorker

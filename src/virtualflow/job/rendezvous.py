@@ -23,6 +23,8 @@ from torch._C._distributed_c10d import PrefixStore
 from virtualflow.core import faults
 from virtualflow.errors import PeerLostError
 from virtualflow.job.device_collectives import LIBRARIES, DeviceCollectives
+from virtualflow.job.group_posts import LineStore, PostBox
+from virtualflow.job.group_works import GLOO_THREADS, MessageWork, StagedWork, TorchWork
 from virtualflow.job.open_sockets import (
     Opened,
     connected_sockets,
@@ -32,8 +34,6 @@ from virtualflow.job.open_sockets import (
     listening_addresses,
     shut_down,
 )
-from virtualflow.job.posts import LineStore, PostBox
-from virtualflow.job.works import GLOO_THREADS, MessageWork, StagedWork, TorchWork
 
 
 class TorchGroup:

@@ -114,6 +114,7 @@ class Fleet:
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self._jobs: dict[str, _Running] = {}
+        self._folders: dict[str, JobFolder] = {}
         self._watches: dict[str, Watch] = {}
         self._use_readers: dict[str, UseReader] = {}
         self._patience_seconds = patience_seconds
@@ -123,7 +124,9 @@ class Fleet:
         self._askers = ThreadPoolExecutor(MAX_ASKED, thread_name_prefix="ask")
 
     def folder(self, job_id: str) -> JobFolder:
-        return JobFolder(home() / "jobs" / job_id)
+        if job_id not in self._folders:
+            self._folders[job_id] = JobFolder(home() / "jobs" / job_id)  # many paths: not made anew at every look
+        return self._folders[job_id]
 
     def watch(self, job_id: str) -> Watch:
         """How far a job has come, as of the last look."""
@@ -143,6 +146,11 @@ class Fleet:
     def holds(self, job_id: str) -> tuple[str, ...]:
         """The devices that the job's workers are on."""
         return self._jobs[job_id].holds if job_id in self._jobs else ()
+
+    def is_settled(self, job_id: str, devices: Collection[str]) -> bool:
+        """Whether the job is on just these devices, and was sent to no others."""
+        job, wanted = self._jobs[job_id], set(devices)
+        return set(job.holds) == wanted == set(job.target or ()) and not job.unconfirmed
 
     def taken(self, but_for: Collection[str | None]) -> set[str]:
         """Devices that jobs are on, or are sent to."""
@@ -245,6 +253,7 @@ class Fleet:
         """A job has ended."""
         del self._jobs[job_id]
         self._use_readers.pop(job_id, None)
+        self._folders.pop(job_id, None)
 
     def move(self, job_id: str, devices: tuple[str, ...]) -> None:
         """Let the job go on with just these devices."""

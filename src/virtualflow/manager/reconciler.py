@@ -3,7 +3,7 @@ other. Knows no lock and no other job's trouble."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,9 @@ class Reconciler:
         if (holds := self._fleet.holds(job_id)) != held:
             self._records.note_devices(job_id, holds, self._clock())
         if status is not None:
-            record = self._records.update(job_id, resizes=status.resizes, failures=status.failures)
+            record = self._records[job_id]
+            if (record.resizes, record.failures) != (status.resizes, status.failures):
+                record = self._records.update(job_id, resizes=status.resizes, failures=status.failures)
             nodes = status.virtual_nodes
             if nodes is not None and nodes >= 1 and nodes != record.virtual_nodes:
                 self.learn(job_id, virtual_nodes=nodes)
@@ -99,8 +101,10 @@ class Reconciler:
         self.pauses_ms += pauses[seen:]
         self._pauses_seen[job_id] = len(pauses)
 
-    def _lose_preempted(self, devices: Iterable[str]) -> None:
+    def _lose_preempted(self, devices: Collection[str]) -> None:
         """Workers were ended with a signal from outside, as a machine's owner does who needs the devices."""
+        if not devices:
+            return
         usable = set(self.driver.scheduler.placement.devices) - self.driver.scheduler.placement.lost
         if gone := tuple(sorted(usable.intersection(devices))):
             self.driver.handle(DevicesLost(self._seconds(), gone))  # not saved: before a reboot, all workers are ended
@@ -150,6 +154,8 @@ class Reconciler:
     def direct(self, job_id: str) -> None:
         """Send a running job where it should be, or stop it."""
         record = self._records[job_id]
+        if self._is_settled(record):
+            return  # as most are: which devices others are on need not be asked
         devices = self._free_for(record)
         if len(devices) < self._least(job_id):
             devices = ()  # fewer than these have no room for it
@@ -161,6 +167,11 @@ class Reconciler:
             self._fleet.stop(job_id, checkpoint=record.wish != Wish.CANCEL)
         elif record.virtual_nodes is not None and devices:
             self._fleet.move(job_id, devices)
+
+    def _is_settled(self, record: Record) -> bool:
+        """Whether the job is where it should be, and is not to stop."""
+        fits = 0 < len(record.devices) <= record.max_devices
+        return fits and record.wish is None and self._fleet.is_settled(record.id, record.devices)
 
     def _is_in_the_way(self, record: Record) -> bool:
         """Whether others are to have what it is on."""

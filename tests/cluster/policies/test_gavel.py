@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from virtualflow.cluster.job import Job
-from virtualflow.cluster.messages import JobArrived, ReallocateJob, StartJob, Woken
+from virtualflow.cluster.messages import JobArrived, ReallocateJob, StartJob, WakeAt, Woken
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.policies.gavel import Gavel
@@ -35,6 +35,17 @@ def on_gavels_trace(name: str, compat: str | None) -> Run:
 
 def test_average_jct_is_what_gavel_itself_gives() -> None:
     assert metrics.of(on_gavels_trace("las", "gavel")).average_jct_seconds == pytest.approx(3836.8, rel=0.05)
+
+
+def test_rounds_are_as_long_as_is_asked_for() -> None:
+    policy = registry.make("las", Options(round_seconds=30.0))
+    brain = Scheduler(parse_pools("V100:2"), policy, FreeSizes())
+    assert brain.handle(JobArrived(10.0, Job("a", 10.0, 2, 5.0, "bert-base", 32))) == [WakeAt(30.0)]
+
+
+def test_a_round_without_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--round-seconds 0: a round takes some time"):
+        registry.make("las", Options(round_seconds=0.0))
 
 
 def test_without_gavels_gate_jobs_end_sooner() -> None:

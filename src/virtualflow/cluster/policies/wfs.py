@@ -97,9 +97,10 @@ class Wfs(Policy):
             return {}  # one device each: no job can give one up, so none can be admitted
         states, claims = list(snapshot.running.values()), self._claims_of(snapshot)
         disturbed |= self._has_new_claims(snapshot)
+        plain = typed.is_plain(claims, snapshot.capacity)  # asked once: there may be thousands of claims
         had = [state.allocation for state in states]
         if snapshot.idle or disturbed:
-            held = self._as_placed(states, claims, self._fit(claims, had, snapshot), snapshot)
+            held = self._as_placed(states, claims, self._fit(claims, had, snapshot, plain), snapshot, plain)
         else:
             held = had
         blocked: frozenset[str] = frozenset()  # types for which someone further in front waits
@@ -109,9 +110,10 @@ class Wfs(Policy):
             candidate = self._claim(state, snapshot)
             if candidate.types and candidate.types <= blocked:
                 continue
-            shared = self._with(candidate, claims, held, snapshot)
-            if shared is not None:
-                shared = self._as_placed([*states, state], [*claims, candidate], shared, snapshot)
+            plain_with = plain and typed.is_plain([candidate], snapshot.capacity)
+            shared = self._with(candidate, claims, held, snapshot, plain_with)
+            if shared is not None and not plain_with:
+                shared = self._as_placed([*states, state], [*claims, candidate], shared, snapshot, plain_with)
             if shared is None or not shared[-1]:  # jobs of higher priority have all that it can use
                 blocked |= candidate.types
                 if len(blocked) == len(snapshot.capacity) or not candidate.types:
@@ -120,8 +122,8 @@ class Wfs(Policy):
             states.append(state)
             claims.append(candidate)
             self._known[state.id] = candidate
-            had, held = [*had, 0], shared
-        if not typed.is_plain(claims, snapshot.capacity):
+            had, held, plain = [*had, 0], shared, plain_with
+        if not plain:
             return self._placed(states, claims, held, snapshot)
         if self._any_number:
             shares.protect(claims, had, held)  # over all admissions together
@@ -130,20 +132,25 @@ class Wfs(Policy):
         }
 
     def _with(
-        self, candidate: Claim, claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
+        self, candidate: Claim, claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot, plain: bool
     ) -> list[int] | None:
         """Everyone's share if a job were admitted; None if it can't be, or not without cost to a higher priority."""
         everyone = [*claims, candidate]
-        if not typed.can_all_live(everyone, snapshot.capacity):
+        if not typed.can_all_live(everyone, snapshot.capacity, plain=plain):
             return None
-        shared = self._fit(everyone, [*held, 0], snapshot)
+        shared = self._fit(everyone, [*held, 0], snapshot, plain)
         return None if self._costs_a_higher_one(candidate, claims, held, shared) else shared
 
     def _as_placed(
-        self, states: Sequence[ScheduledJob], claims: Sequence[Claim], held: Sequence[int], snapshot: Snapshot
+        self,
+        states: Sequence[ScheduledJob],
+        claims: Sequence[Claim],
+        held: Sequence[int],
+        snapshot: Snapshot,
+        plain: bool,
     ) -> list[int]:
         """What shares come to on devices that the jobs can use."""
-        if typed.is_plain(claims, snapshot.capacity):
+        if plain:
             return list(held)
         places = typed.Places(claims, [state.counts for state in states], snapshot.capacity)
         return [sum(counts.values()) for counts in places.find(held, fill=False)]
@@ -203,8 +210,8 @@ class Wfs(Policy):
     def _types(self, state: ScheduledJob, snapshot: Snapshot) -> frozenset[str]:
         return frozenset() if len(snapshot.capacity) == 1 else frozenset(snapshot.types_for(state.job))
 
-    def _fit(self, claims: Sequence[Claim], before: Sequence[int], snapshot: Snapshot) -> list[int]:
-        if typed.is_plain(claims, snapshot.capacity):
+    def _fit(self, claims: Sequence[Claim], before: Sequence[int], snapshot: Snapshot, plain: bool) -> list[int]:
+        if plain:
             return self._fit_group(claims, before, snapshot.devices)
         after = [0] * len(claims)
         for places, devices in typed.groups(claims, snapshot.capacity):

@@ -212,13 +212,13 @@ export class Detail {
     const rows = [
       ...speed.measured.map((seen) => ({
         where: `${typeCounts(seen.devices)}, ${plural(seen.steps, "step")}`,
-        took: significant(seen.step_seconds, 3),
-        predicted: significant(seen.predicted_step_seconds, 3),
+        took: significant(seen.step_seconds),
+        predicted: significant(seen.predicted_step_seconds),
       })),
       ...speed.predicted.map((other) => ({
         where: typeCounts(other.devices),
         took: "",
-        predicted: `${significant(other.step_seconds, 3)} ± ${significant(other.deviation_seconds, 2)}`,
+        predicted: `${significant(other.step_seconds)} ± ${significant(other.deviation_seconds)}`,
       })),
     ];
     reconcile(
