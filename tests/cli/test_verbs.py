@@ -195,3 +195,15 @@ def test_explain_shows_the_grid_of_a_model_in_stages() -> None:
     assert by_hand["grid"][2] == ["2"] * 4
     assert by_hand["at_risk"] == [2]
     assert "2  c c c c" in invoke(*words[:-1])
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--devices", "5", "--stages", "2"), "4 virtual nodes can use at most that many devices, not 5"),
+        (("--devices", "2", "--mapping", "0,0,1,1/1,1,0,0"), "say how many with --stages"),
+    ],
+)
+def test_explain_refuses_a_grid_that_no_job_can_have(words: tuple[str, ...], text: str) -> None:
+    result = runner.invoke(app, ["explain", "--batch-size", "8", "--virtual-nodes", "4", *words])
+    assert text in str(result.exception)

@@ -13,6 +13,7 @@ from rich.text import Text
 from virtualflow.cli.options import numbers
 from virtualflow.core.cells import Cells, given_cells, pipelines, with_copies
 from virtualflow.core.devices import type_of
+from virtualflow.errors import ConfigError
 from virtualflow.solver.grid_costs import GridCosts, equal_costs
 from virtualflow.solver.grid_forecast import DeviceForecast, forecast
 from virtualflow.solver.grid_plan import figures_of
@@ -30,6 +31,11 @@ def rows_of(text: str) -> tuple[tuple[int, ...], ...]:
 
 def cells_of(stages: int, virtual_nodes: int, devices: tuple[str, ...], mapping: str | None, copies: int) -> Cells:
     """The grid that a job would have on *devices*."""
+    if len(devices) > virtual_nodes:
+        raise ConfigError(
+            f"{virtual_nodes} virtual nodes can use at most that many devices, not {len(devices)}. Use fewer devices, "
+            "or start the job with more virtual nodes."
+        )
     if mapping is None:
         return with_copies(pipelines(stages, virtual_nodes, devices), copies)
     return with_copies(given_cells(rows_of(mapping), stages, virtual_nodes, devices), copies)

@@ -59,6 +59,8 @@ def explain(
         cells = cells_of(stages, len(sizes), names_of(pools_of(devices)), mapping, copies)
         _explain_cells(cells, pipeline, _costs(cells, sizes, workload, profiles), as_json=as_json)
         return
+    if mapping is not None and "/" in mapping:
+        raise ConfigError(f"--mapping {mapping} has a row for each of several stages: say how many with --stages")
     names = device_names(devices)
     chosen = assign(numbers(mapping, "--mapping"), len(sizes), names) if mapping else spread(len(sizes), names)
     report = _report(chosen, names, sizes, examples)

@@ -68,6 +68,12 @@ def write_together(peers: Peers, call: str, global_step: int, path: Path, write:
 def with_paths(saved: dict[str, Any], path: Path) -> dict[str, Any]:
     """What a checkpoint at *path* holds, with the paths of its parts in place of their names."""
     folder = parts_folder(path)
+    names = [name for key in (UNITS, BLOCKS) for name in saved.get(key, ())]
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise CheckpointError(
+            f"{len(missing)} of {len(names)} parts of {path} are missing, such as {folder / missing[0]}. A checkpoint "
+            f"in parts is a file and a folder: move {path.name} and {folder.name} together."
+        )
     return saved | {key: [str(folder / name) for name in saved[key]] for key in (UNITS, BLOCKS) if key in saved}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from virtualflow.train.reduction import sparse_reason
 from virtualflow.train.seeding import reseed
 from virtualflow.train.stages.crossings import Crossing, Crossings, crossing, outputs_of
 from virtualflow.train.stages.held_stages import HeldStages
+from virtualflow.train.stages.lent_batch import lent
 from virtualflow.train.stages.loss_scale import LossScale
 from virtualflow.train.stages.stage_cut import Cut
 from virtualflow.train.stages.unit_sums import JobSums
@@ -155,14 +157,17 @@ class CellRunner:
         """The output of a cell, from the buffers at the step's start and the cell's own seed."""
         self._held.renew_buffers(run.stage)
         x = None if inputs is None else inputs[0] if len(inputs) == 1 else tuple(inputs)
-        batch = self._shard(run.node).batch if self._cut.loads(run.stage) else None
+        shared = self._shard(run.node).batch if self._cut.loads(run.stage) else None
         reseed(derive(self._seed, "cell", self._attempt.global_step, run.node, run.stage))
-        return self._cut.call(run.stage, self._held.modules[run.stage], x, batch)
+        with lent(shared, f"stage {run.stage}") as batch:
+            return self._cut.call(run.stage, self._held.modules[run.stage], x, batch)
 
     def _total(self, run: CellRun, output: Any) -> Tensor:
         """The loss of a virtual node, summed over its weight; its gradient is that of the whole node."""
         shard = self._shard(run.node)
-        loss = read_loss(self._loss_fn(output, shard.batch), shard.examples)
+        # Nobody reads the batch after loss_fn, unless forwards run once more.
+        with lent(shard.batch, "loss_fn") if self._recompute else nullcontext(shard.batch) as batch:
+            loss = read_loss(self._loss_fn(output, batch), shard.examples)
         if loss.total.dtype in (torch.float16, torch.bfloat16):
             raise LossError(
                 f"loss_fn returned a loss of type {loss.total.dtype}, in which a sum over examples is rounded. With "

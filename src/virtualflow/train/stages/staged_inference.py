@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -17,11 +17,13 @@ from virtualflow.train.ahead import Request
 from virtualflow.train.data import Feed
 from virtualflow.train.inference import Keep, Pass, default_predict, packable, rows_on_host
 from virtualflow.train.loss import read_metric
-from virtualflow.train.packed_values import gather_packed
+from virtualflow.train.packed_values import gather_packed, unpacked
 from virtualflow.train.peers import Peers
 from virtualflow.train.scalars import read_pairs, reduce_pairs
 from virtualflow.train.seeding import reseed
+from virtualflow.train.shared_errors import LocalError, raise_first
 from virtualflow.train.stages.crossings import Crossings, MessageSizes, crossing, outputs_of
+from virtualflow.train.stages.lent_batch import lent
 from virtualflow.train.stages.staged_state import StagedState
 
 OutputFn = Callable[[Any, Any], Any]  # of the last stage's output and the batch
@@ -38,13 +40,19 @@ class StagedInference:
     def evaluate(self, pass_: Pass, feed: Feed, metric_fn: OutputFn, global_step: int) -> float:
         """The mean of a metric of the output and the batch: totals over weights, in the order of the dataset."""
 
-        def attempt() -> Tensor:
-            self._begin("evaluate", pass_, global_step)
-            outputs = self._outputs(pass_, feed)
-            mine = {place: read_metric(metric_fn(output, batch)) for place, output, batch in outputs}
-            return reduce_pairs(mine, len(pass_.shards), self._peers.group)
+        count, met = len(pass_.shards), None
 
-        pairs = read_pairs(self._peers.agree(attempt))
+        def attempt() -> Tensor:
+            nonlocal met
+            self._begin("evaluate", pass_, global_step)
+            mine, met = self._run("evaluate", pass_, feed, metric_fn, lambda value, _: read_metric(value))
+            failed = {count: (1.0, 1.0)} if met is not None else {}
+            return reduce_pairs(mine | failed, count + 1, self._peers.group)
+
+        *pairs, (failed, _) = read_pairs(self._peers.agree(attempt))
+        if failed == 1.0:
+            self._peers.raise_met("evaluate", global_step, met)
+            return self.evaluate(pass_, feed, metric_fn, global_step)  # the worker that has met it was lost meanwhile
         weight = sum(weight for _, weight in pairs)
         if weight == 0:
             raise LossError("the weights that metric_fn returned add up to 0, so there is no mean to take")
@@ -60,21 +68,44 @@ class StagedInference:
         return self._gathered("map", pass_, feed, function, lambda value, _: packable(value), global_step)
 
     def _gathered(self, call: str, pass_: Pass, feed: Feed, function: OutputFn, keep: Keep, global_step: int) -> Tensor:
-        def attempt() -> Tensor:
-            self._begin(call, pass_, global_step)
-            mine = {
-                place: keep(function(output, batch), pass_.shards[place])
-                for place, output, batch in self._outputs(pass_, feed)
-            }
-            return gather_packed({"outputs": mine, "met": None}, self._peers.group)
+        met: LocalError | None = None
 
-        return self._peers.agree(attempt)
+        def attempt() -> Tensor:
+            nonlocal met
+            self._begin(call, pass_, global_step)
+            mine, met = self._run(call, pass_, feed, function, keep)
+            return gather_packed({"outputs": mine, "met": met and met.description}, self._peers.group)
+
+        packed = self._peers.agree(attempt)
+        raise_first((theirs["met"] for theirs in unpacked(packed)), met)
+        return packed
+
+    def _run(
+        self, call: str, pass_: Pass, feed: Feed, function: OutputFn, keep: Keep
+    ) -> tuple[dict[int, Any], LocalError | None]:
+        """What *function* gives for the shards that end here, and the first error that it raises.
+
+        After an error, shards go on through the stages: others wait for them.
+        """
+        mine: dict[int, Any] = {}
+        met: LocalError | None = None
+        with closing(self._outputs(pass_, feed)) as outputs:  # an error leaves no stage in eval mode
+            for place, output, batch in outputs:
+                if met is not None:
+                    continue
+                try:
+                    with self._peers.inside(f"the function of trainer.{call}"):
+                        mine[place] = keep(function(output, batch), pass_.shards[place])
+                except Exception as error:
+                    where = f"trainer.{call}, virtual node {pass_.shards[place].virtual_node}, shard {place}"
+                    met = LocalError(error, where, self._peers.membership.device, place)
+        return mine, met
 
     def _begin(self, call: str, pass_: Pass, global_step: int) -> None:
         self._peers.announce(call, global_step, pass_.length).check()
         self._state.settle()
 
-    def _outputs(self, pass_: Pass, feed: Feed) -> Iterator[tuple[int, Any, Any]]:
+    def _outputs(self, pass_: Pass, feed: Feed) -> Generator[tuple[int, Any, Any]]:
         """The outputs of those shards whose last stage runs here.
 
         All devices go through the shards in the same order, so that whoever waits for an input waits for one that works
@@ -124,7 +155,8 @@ class StagedInference:
         x = None if inputs is None else inputs[0] if len(inputs) == 1 else tuple(inputs)
         state.held.renew_buffers(stage)
         reseed(derive(self._seed, "inference", place, stage))
-        return state.cut.call(stage, state.held.modules[stage], x, batches.get(place))
+        with lent(batches.get(place), f"stage {stage}") as batch:
+            return state.cut.call(stage, state.held.modules[stage], x, batch)
 
 
 def _output_alone(output: Any, batch: Any) -> Any:
