@@ -84,4 +84,5 @@ def test_a_view_with_figures_is_json() -> None:
         "cpu_cores": 0.5,
         "memory_bytes": 1 << 30,
         "accelerator_bytes": 3 << 30,
+        "stage_sizes": (),
     }

@@ -129,7 +129,7 @@ def _gloo_stands_still() -> bool:
     """Whether all threads that carry out gloo's collectives in this process sleep, and have not woken up meanwhile."""
     before = _switches()
     time.sleep(STILL_SECONDS)
-    return before is not None and before == _switches()
+    return bool(before) and before == _switches()
 
 
 def _switches() -> list[str] | None:
