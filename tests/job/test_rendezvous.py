@@ -76,31 +76,6 @@ def test_who_waits_for_a_worker_that_was_lost_is_freed_at_once() -> None:
         group.form(posts, LOOPBACK, 600.0)  # longer than a test may take
 
 
-def test_who_waits_in_gloo_for_a_worker_that_was_lost_is_freed_at_once() -> None:
-    """The others have posted where they listen, and never connect. Gloo waits for those whose port is below ours."""
-    size = 8
-    posts = connected(size)
-    hear_nothing = [PostBox(box.post) for box in posts[1:]]
-    groups = [TorchGroup("generation/1", rank, size) for rank in range(size)]
-
-    def outcome(rank: int) -> str:
-        try:
-            groups[rank].form(posts[0] if rank == 0 else hear_nothing[rank - 1], LOOPBACK, 600.0)
-        except PeerLostError as error:
-            return str(error)
-        return "formed"
-
-    with ThreadPoolExecutor(size) as pool:
-        outcomes = [pool.submit(outcome, rank) for rank in range(size)]
-        while not posts[0].has("generation/1", [f"0/{rank}" for rank in range(size)]):
-            time.sleep(0.01)
-        time.sleep(0.2)
-        for group, box in zip(groups, [posts[0], *hear_nothing], strict=True):
-            group.cut_connections()
-            box.wake()
-        assert all("a worker was lost meanwhile" in end.result() for end in outcomes)
-
-
 @pytest.mark.parametrize("elements", [10, 1_000_000])
 def test_a_broadcast_that_is_cut_in_the_middle_ends_at_once(elements: int) -> None:
     """Gloo leaves a sender waiting if it was sending just then: of twenty cuts, that hits about one to six."""

@@ -7,18 +7,15 @@ connection is left before anything is sent over it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError
 from datetime import timedelta
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from virtualflow.core import faults
 from virtualflow.errors import PeerLostError
@@ -58,7 +55,6 @@ class TorchGroup:
         self._sockets: set[Opened] | None = None  # known once the group is formed
         self._cut = False
         self._works: list[TorchWork] = []
-        self._connecting: Future[Any] = Future()
         self._gloo: Any = None
 
     @property
@@ -77,48 +73,19 @@ class TorchGroup:
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
             options._timeout = self._patience
             here = listening_addresses() - others_listening
-            self._gloo = self._connected(options)
+            self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
             faults.reach("compare connections")
             self._sockets = self._checked_connections(connected_sockets() - self._before, here)
             self._store.set(f"device/{self.rank}", self._device_type)
             self.device_types = {self._store.get(f"device/{rank}").decode() for rank in range(self.size)}
             if len(self.device_types) == 1 and self._device_type in LIBRARIES:
                 self._connect_devices(patience_seconds)
-        except CancelledError:
-            raise PeerLostError("could not form the group: a worker was lost meanwhile") from None
         except RuntimeError as error:
             raise PeerLostError(f"could not form the group: {str(error).splitlines()[0]}") from None
         finally:
             posts.end(self._name)
         if self._cut:
             self.cut_connections()
-
-    def _connected(self, options: Any) -> Any:
-        """Connect with the others; raise CancelledError as soon as this group is cut.
-
-        Nothing ends gloo's own wait for a worker that was lost before it had connected: it is left to its time limit.
-        """
-
-        def connect() -> None:
-            try:
-                gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
-            except RuntimeError as error:
-                with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
-                    self._connecting.set_exception(error)
-            else:
-                with contextlib.suppress(InvalidStateError):
-                    self._connecting.set_result(gloo)
-
-        threading.Thread(target=connect, daemon=True).start()
-        return self._connecting.result()
-
-    def _connect_devices(self, patience_seconds: float) -> None:
-        store = PrefixStore("devices", self._store)
-        self._devices = devices = DeviceCollectives(self._device_type, store, self.rank, self.size, patience_seconds)
-        if not self._cut:  # else the thread that cuts connections came before this object existed
-            devices.connect()
-        if self._cut:
-            raise RuntimeError("a worker was lost meanwhile")
 
     def _checked_connections(self, connected: set[Opened], here: set[tuple[str, int]]) -> set[Opened]:
         """Those of the *connected* sockets that are the group's, which listens *here*.
@@ -176,7 +143,6 @@ class TorchGroup:
     def cut_connections(self) -> None:
         """Make every collective of this group fail, here and on the peers."""
         self._cut = True
-        self._connecting.cancel()
         if (devices := self._devices) is not None:  # another thread may be leaving the group
             devices.abort()
         shut_down(self._sockets if self._sockets is not None else connected_sockets() - self._before)
