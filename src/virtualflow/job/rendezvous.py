@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from virtualflow.core import faults
 from virtualflow.errors import PeerLostError
@@ -86,6 +87,14 @@ class TorchGroup:
             posts.end(self._name)
         if self._cut:
             self.cut_connections()
+
+    def _connect_devices(self, patience_seconds: float) -> None:
+        store = PrefixStore("devices", self._store)
+        self._devices = devices = DeviceCollectives(self._device_type, store, self.rank, self.size, patience_seconds)
+        if not self._cut:  # else the thread that cuts connections came before this object existed
+            devices.connect()
+        if self._cut:
+            raise RuntimeError("a worker was lost meanwhile")
 
     def _checked_connections(self, connected: set[Opened], here: set[tuple[str, int]]) -> set[Opened]:
         """Those of the *connected* sockets that are the group's, which listens *here*.
