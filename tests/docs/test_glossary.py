@@ -18,7 +18,7 @@ PLAIN = """
     messages metrics model networks optimizers outcome output page passes permutation plain preparation
     processes profiler prometheus ranks ray reader refusals report result resumable resuming rules runner
     samples saving scheduler scheduling script search seeding seeds serve server service serving sessions
-    sharding simulation source sources starting state status step strategy table text tls trainer training
+    sharding simulation source sources starting state status step strategy table text tls trained trainer training
     untouched update upload usage variables waiting zipping
 """
 

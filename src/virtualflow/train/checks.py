@@ -160,12 +160,6 @@ def check_state(state: Iterable[Any], optimizers: Iterable[torch.optim.Optimizer
         check_savable(optimizer.state_dict(), "the optimizer")
 
 
-def check_choices(reduction: str, on_nan: str, loader_workers: int | None, clip_grad_norm: float | None) -> None:
-    if reduction not in ("exact", "fast"):
-        raise ConfigError(f"reduction={reduction!r}, expected 'exact' (the same bits anywhere) or 'fast'")
-    if on_nan not in ("raise", "continue"):
-        raise ConfigError(f"on_nan={on_nan!r}, expected 'raise' or 'continue'")
+def check_loader_workers(loader_workers: int | None) -> None:
     if loader_workers is not None and loader_workers < 0:
         raise ConfigError(f"loader_workers={loader_workers}, expected None (decide), 0 (load between waves) or more")
-    if clip_grad_norm is not None and not clip_grad_norm > 0:
-        raise ConfigError(f"clip_grad_norm={clip_grad_norm}, expected a number above 0, or None")

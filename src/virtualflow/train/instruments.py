@@ -18,8 +18,11 @@ from virtualflow.train.data import Feed
 from virtualflow.train.pace import DevicePace, EmulatedPace, Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.step import StepResult
+from virtualflow.train.undeclared_state import UndeclaredState
 
 if TYPE_CHECKING:
+    from virtualflow.train.inference import Inference
+    from virtualflow.train.stages.staged_inference import StagedInference
     from virtualflow.train.stages.staging import Staging
 
 
@@ -34,13 +37,19 @@ class Engine:
     """A Trainer's engine, ready to make steps."""
 
     peers: Peers
-    runner: MakesSteps
+    runners: Mapping[str, MakesSteps]  # by phase; a Trainer without phases has one, without a name
     pace: Pace
     virtual_nodes: int
     live: Live
     nodes: Callable[[], Sequence[int]]  # whose shards this worker loads
-    settle: Callable[[], None]  # between two steps
+    inference: Inference | StagedInference
+    undeclared: Sequence[UndeclaredState] = ()  # one for each phase
     staging: Staging | None = None  # of a model that is cut
+
+    @property
+    def first_runner(self) -> MakesSteps:
+        """The one that is measured."""
+        return next(iter(self.runners.values()))
 
 
 class Instruments:
@@ -51,8 +60,11 @@ class Instruments:
     def pace(self, device: torch.device) -> Pace:
         return Pace() if device.type == "cpu" else DevicePace(device)
 
-    def begin_pass(self, engine: Engine, feed: Feed, examples: int) -> None:
-        """The script asks for its first batch of a pass over *examples*, whose shards *feed* loads."""
+    def begin_pass(self, engine: Engine, settle: Callable[[], None], feed: Feed, examples: int) -> None:
+        """The script asks for its first batch of a pass over *examples*, whose shards *feed* loads.
+
+        *settle* does what is due between two steps.
+        """
 
 
 class Emulation(Instruments):
@@ -81,7 +93,7 @@ class Measurement(Instruments):
     def pace(self, device: torch.device) -> Pace:
         return self._around.pace(device)
 
-    def begin_pass(self, engine: Engine, feed: Feed, examples: int) -> None:
+    def begin_pass(self, engine: Engine, settle: Callable[[], None], feed: Feed, examples: int) -> None:
         if engine.staging is not None:
             from virtualflow.train.stages import stage_profiler
 
@@ -89,7 +101,7 @@ class Measurement(Instruments):
         else:
             from virtualflow.train import profiler
 
-            profiler.measure(engine, feed, examples, self._wanted)
+            profiler.measure(engine, settle, feed, examples, self._wanted)
         raise MeasurementDone
 
 

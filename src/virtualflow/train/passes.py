@@ -67,7 +67,8 @@ class Passes:
         plan = source.plan(loop.position.epoch)
         feed = self._new_feed(source, plan)
         self._entrance.enter_pass(self._is_enumerated)
-        self._instruments.begin_pass(self._engine, feed, source.length or sum(self._loading.schedule.at(0)))
+        examples = source.length or sum(self._loading.schedule.at(0))
+        self._instruments.begin_pass(self._engine, self._boundary.settle, feed, examples)
         first = loop.position.step
         self._journal.epoch_started(plan, loop.epochs, first)
         try:

@@ -4,20 +4,64 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from virtualflow.core.batch_schedule import BatchSchedule
 from virtualflow.core.membership import JobContext, Membership
+from virtualflow.core.seeds import derive
 from virtualflow.errors import ConfigError
 from virtualflow.train import accelerators, checkpoint, optimizer_state
 from virtualflow.train.early_results import Recorded
 from virtualflow.train.instruments import Instruments
+from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.seeding import make_deterministic, pin_threads, seeded
 from virtualflow.train.state import Parts, tensors_in
+from virtualflow.train.step_settings import StepChoices
+
+if TYPE_CHECKING:
+    from virtualflow.train.trained import Trained
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is settled of a Trainer before it is put together."""
+
+    peers: Peers
+    recorded: Recorded
+    number: int  # of the Trainer in this process
+    schedule: BatchSchedule
+    seed: int
+    device: torch.device
+    pace: Pace
+
+    @property
+    def virtual_nodes(self) -> int:
+        return len(self.schedule.at(0))
+
+
+def prepare(
+    membership: Membership,
+    trained: Trained,
+    choices: StepChoices,
+    schedule: BatchSchedule,
+    seed: int | None,
+    instruments: Instruments,
+) -> Settled:
+    """Settle all of that for a Trainer of *trained*, together with the other workers."""
+    device = prepare_device(membership, trained.parts, (*trained.optimizers, *trained.state), choices.reduction)
+    peers, recorded = Peers.of(membership), Recorded(membership)
+    peers.trainers += 1
+    number = peers.trainers
+    arguments = derive(0, choices.reduction, choices.on_nan, repr(schedule), repr(seed))
+    agreed = agreed_seed(peers, recorded, seed, arguments)
+    if trained.staging is None:
+        share_initial_model(peers, trained.model)
+    return Settled(peers, recorded, number, schedule, agreed, device, instruments.pace(device))
 
 
 def batch_schedule(

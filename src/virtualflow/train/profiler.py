@@ -11,7 +11,7 @@ import math
 import resource
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,11 @@ TOO_SLOW = (
 PAUSE_SECONDS = 0.1  # between steps that only wait for others to join
 
 
-def measure(engine: Engine, feed: Feed, examples: int, wanted: Mapping[str, Any]) -> None:
-    """Measure what *wanted* names on *examples* that *feed* loads, and leave the result in the job's folder."""
+def measure(engine: Engine, settle: Callable[[], None], feed: Feed, examples: int, wanted: Mapping[str, Any]) -> None:
+    """Measure what *wanted* names on *examples* that *feed* loads, and leave the result in the job's folder.
+
+    *settle* does what is due between two steps.
+    """
     if wanted["what"] == "link":
         raise ConfigError("the script was cut into stages when its stages were measured, and is not any more")
     job = engine.peers.membership.job
@@ -51,7 +54,7 @@ def measure(engine: Engine, feed: Feed, examples: int, wanted: Mapping[str, Any]
         ready = _Ahead(feed) if feed.fetches_ahead else _Timed(feed)
         result = _node_sizes(job, wanted, _Stopwatch(engine, ready, examples), engine.virtual_nodes)
     else:
-        result = _communication(job, wanted, _Stopwatch(engine, _Synthetic(feed), examples), engine)
+        result = _communication(job, wanted, _Stopwatch(engine, _Synthetic(feed), examples), engine, settle)
     parameters = list(engine.live.parts.model.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
     facts = run_facts.environment(device) | {"parameters": sum(parameter.numel() for parameter in parameters)}
@@ -72,7 +75,7 @@ class _Stopwatch:
     """Makes steps on any slices of the data."""
 
     def __init__(self, engine: Engine, feed: _Ready, examples: int) -> None:
-        self._runner = engine.runner
+        self._runner = engine.first_runner
         self._pace = engine.pace
         self._feed = feed
         self._examples = examples
@@ -215,7 +218,9 @@ def _point(stopwatch: _Stopwatch, size: int, virtual_nodes: int) -> tuple[Point,
     return Point(size, statistics.median(waves), low, high, _peak_bytes(stopwatch.device), loading), rest
 
 
-def _communication(job: JobContext, wanted: Mapping[str, Any], stopwatch: _Stopwatch, engine: Engine) -> dict[str, Any]:
+def _communication(
+    job: JobContext, wanted: Mapping[str, Any], stopwatch: _Stopwatch, engine: Engine, settle: Callable[[], None]
+) -> dict[str, Any]:
     """The step time at node size 1, on as many devices as are wanted and then on ever fewer, one at last.
 
     Every worker, from the start or from elsewhere, makes this same step again and again until it is let go.
@@ -224,7 +229,7 @@ def _communication(job: JobContext, wanted: Mapping[str, Any], stopwatch: _Stopw
     membership = peers.membership
 
     def step() -> _StepTimes:
-        engine.settle()
+        settle()
         mapping = membership.mapping(virtual_nodes)
         busy = {mapping.nodes_of(device)[0] for device in membership.devices}
         return stopwatch.step(tuple(int(node in busy) for node in range(virtual_nodes)), 0)

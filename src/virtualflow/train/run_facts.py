@@ -14,7 +14,7 @@ from virtualflow.core.batch_schedule import BatchSchedule
 from virtualflow.program import provenance
 from virtualflow.system.hash_seed import hash_seed_here
 from virtualflow.train import accelerators, solo
-from virtualflow.train.seeding import mkl_is_strict
+from virtualflow.train.seeding import mkl_is_strict, seeded
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -39,6 +39,20 @@ def of_job(seed: int, schedule: BatchSchedule) -> dict[str, Any]:
     sizes = schedule.at(0)
     sized = {"batch_size": sum(sizes), "virtual_nodes": len(sizes), "node_sizes": list(sizes)}
     return {"seed": seed, **sized, "later_batch_sizes": schedule.later}
+
+
+def of_run(
+    device: torch.device, reduction: str, job: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer], digest: str
+) -> dict[str, Any]:
+    """What is known of a run when it starts. *job* are the facts of its job; *digest* is that of its first state."""
+    return {
+        **environment(device),
+        "reduction": reduction,
+        **job,
+        "optimizer": optimizer_settings(optimizers),
+        "seeded": seeded() is not None,
+        "initial_digest": digest,
+    }
 
 
 def optimizer_settings(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, str]:
