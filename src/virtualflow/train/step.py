@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -13,15 +12,12 @@ from virtualflow.core import faults
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import GlobalBatch
 from virtualflow.errors import CollectiveError, HiddenStateError, PeerLostError
-from virtualflow.train import accelerators
 from virtualflow.train.attempt import Attempt, NodeReport
 from virtualflow.train.audit import Audit
 from virtualflow.train.buffers import Buffers
-from virtualflow.train.data import Feed, Shard
-from virtualflow.train.loss import NodeLoss, check_rows, read_loss
-from virtualflow.train.memory_advice import MemoryUse, is_out_of_memory
+from virtualflow.train.data import Feed
 from virtualflow.train.new_buffers import from_all
-from virtualflow.train.node_errors import explained
+from virtualflow.train.node_runner import NodeRunner
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.phases import others_frozen, updated_by
@@ -38,7 +34,6 @@ from virtualflow.train.step_checks import StepChecks
 from virtualflow.train.step_metrics import MetricNames
 from virtualflow.train.step_settings import StepSettings
 from virtualflow.train.undeclared_state import UndeclaredState
-from virtualflow.train.untouched import Untouched
 from virtualflow.train.update import Update
 
 # Some for buffers that a forward makes or writes for the first time, one to measure, one to move the grids. More can
@@ -83,17 +78,29 @@ class StepRunner:
         self._reduction = reduction
         self._buffers = buffers
         self._settings = settings
-        self._scaler = grad_scaler
         self._peers = peers
         self._audit = audit
         self._pace = pace
         self._undeclared = undeclared
         self._metric_names = metric_names
         self._listing = buffers.listing
+        self._parameters: dict[str, nn.Parameter] = {}  # the model's, as they are in this step
         self._steps = 0  # that this worker has made
-        self._node = 0  # the virtual node that was run last
         self._met: LocalError | None = None  # in this attempt
         self._replays = Replays(parts)
+        self._nodes = NodeRunner(
+            parts,
+            reduction,
+            buffers,
+            settings,
+            grad_scaler,
+            peers,
+            audit,
+            pace,
+            undeclared,
+            metric_names,
+            self._replays,
+        )
         must_be_finite = settings.on_nan == "raise" and grad_scaler is None
         reduction.finds_not_finite = must_be_finite
         self._checks = StepChecks(reduction, buffers, must_be_finite=must_be_finite)
@@ -213,7 +220,7 @@ class StepRunner:
         arguments = derive(0, self._settings.trainer, self._settings.phase, *where, self._reduction.signature)
         calls = self._peers.announce("step", attempt.global_step, arguments)
         by_value = attempt.number == 0 and (self._steps == 0 or self._audit is not None)
-        self._untouched = Untouched(self._model, self._parameters, by_value=by_value)
+        self._nodes.begin(self._parameters, is_first_step=self._steps == 0, by_value=by_value)
         self._buffers.born, self._metric_names.unknown = {}, set()
         busy = [node for node in self._peers.nodes(self._settings.virtual_nodes) if len(batch.shards[node])]
         self._met = None
@@ -226,7 +233,7 @@ class StepRunner:
             for node in busy:
                 is_first_to_send = node == busy[0 if self._reduction.is_sharded else -1]
                 check = calls.check if is_first_to_send else None
-                reports.append(self._run_node(attempt, node, feed, readback, check))
+                reports.append(self._nodes.run(attempt, node, feed, readback, check))
 
         self._note_errors(attempt, 0, run_nodes)
         # Whoever has met an error sends what it has, since the others wait for that; it comes out with the scalars.
@@ -244,8 +251,8 @@ class StepRunner:
         except (PeerLostError, CollectiveError):
             raise
         except Exception as error:
-            place = f"step {attempt.global_step}, virtual node {self._node}"
-            self._met = LocalError(error, place, self._peers.membership.device, order + self._node)
+            place = f"step {attempt.global_step}, virtual node {self._nodes.current}"
+            self._met = LocalError(error, place, self._peers.membership.device, order + self._nodes.current)
 
     def _all_ran(self) -> bool:
         """Whether no worker has met an error."""
@@ -271,7 +278,7 @@ class StepRunner:
         def read_reports() -> None:
             # A virtual node that has failed has left no report.
             for report, unclean in zip(reports, values.unclean, strict=self._met is None):
-                self._node = report.node
+                self._nodes.current = report.node
                 mine[report.node] = report.scalars(unclean)
 
         self._note_errors(attempt, 0, read_reports)
@@ -301,75 +308,10 @@ class StepRunner:
         self._audit.rehearsal()
         for node in reversed(nodes):
             if len(attempt.batch.shards[node]):
-                self._run_node(attempt, node, feed, Readback(), None)
+                self._nodes.run(attempt, node, feed, Readback(), None)
         self.abandon()
         self._buffers.born = {}
         self._audit.performance()
-
-    def _run_node(
-        self,
-        attempt: Attempt,
-        node: int,
-        feed: Feed,
-        readback: Readback,
-        before_sending: Callable[[], None] | None,
-    ) -> NodeReport:
-        self._node = node
-        self._pace.begin()
-        held, examples = accelerators.allocated_bytes(self._parts.device), len(attempt.batch.shards[node])
-        self._buffers.restore()
-        self._reduction.begin_node(last=before_sending is not None)
-        if self._audit is not None:
-            self._audit.begin_node(self._reduction, node)
-        try:
-            shard = feed.take(attempt.request(node))
-            reseed(derive(self._settings.seed, "node", attempt.global_step, node))
-            faults.reach("forward")
-            if self._steps == 0:
-                self._replays.loaded(node, shard.batch)
-            watch = self._undeclared.watched(attempt.global_step, node) if self._steps == 0 else nullcontext()
-            with watch, self._peers.inside("loss_fn"):
-                loss = read_loss(self._settings.loss_fn(self._model, shard.batch), shard.examples)
-            if loss.is_mean:
-                check_rows(shard.batch, shard.examples, drawn=shard.is_drawn)
-            self._untouched.check_forward(attempt.global_step)
-            if before_sending is not None:
-                with self._pace.not_counted():
-                    before_sending()
-            self._backward(loss, shard, attempt.batch.examples)
-        except (MemoryError, RuntimeError, ValueError) as error:
-            # After any other error of a device, that look may fail and hide it.
-            use = MemoryUse.of(self._parts.device, held or 0) if is_out_of_memory(error) else None
-            if (reason := explained(error, node, examples, attempt.global_step, use)) is not None:
-                raise reason from error
-            raise
-        self._untouched.check_node(attempt.global_step)
-        if self._steps == 0:
-            self._replays.ran(node)
-        self._buffers.compare()
-        born = self._buffers.end_node(node)
-        integers = readback.integers(self._buffers.integers().reshape(1))
-        self._reduction.end_node(shard.examples)
-        self._pace.end_wave(shard.examples, attempt.global_step)
-        weight = readback.number(loss.weight) if isinstance(loss.weight, Tensor) else loss.weight
-        total = readback.number(loss.total)
-        unnamed = self._metric_names.note(loss.metrics)
-        metrics = {report.metric.name: report.later(readback) for report in loss.metrics}
-        return NodeReport(
-            node, shard.examples, shard.ids, loss.is_mean, total, weight, integers, born, unnamed, metrics
-        )
-
-    def _backward(self, loss: NodeLoss, shard: Shard, examples: int) -> None:
-        total, factor = loss.total, 1.0
-        if loss.is_mean:
-            factor = shard.examples / examples if self._reduction.normalises else float(shard.examples)
-        if total.dtype in (torch.float16, torch.bfloat16):
-            # 257 is 256 there: gradients are weighed instead, one by one.
-            self._reduction.begin_backward(factor)
-        else:
-            self._reduction.begin_backward()
-            total = total * factor if loss.is_mean else total
-        self._settings.backward(self._scaler.scale(total) if self._scaler is not None else total)
 
     def _finish(self, attempt: Attempt, scalars: StepScalars) -> float | None:
         """Set gradients and buffers to those of the step; return the gradient's norm if it came for free."""
