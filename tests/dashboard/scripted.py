@@ -137,7 +137,7 @@ class Scripted:
         @app.get("/api/jobs/{job}")
         def detail(job: str) -> Json:
             shown = next(each for each in self.state["jobs"] if each["id"] == job)
-            more = {"script": "train.py", "arguments": [], "folder": "runs", "events": [], "failure": None}
+            more = {"script": "train.py", "description": {"arguments": []}, "folder": "runs", "events": [], "failure": None}
             return {**shown, **more, **self.details.get(job, {})}
 
         @app.post("/api/{verb:path}")
