@@ -86,8 +86,9 @@ class StageMoves:
         lost = {stage for unit, held in zip(self._cut.units, holders, strict=True) if not held for stage in unit.stages}
         if lost:
             raise StateLostError(
-                f"stage(s) {', '.join(map(str, sorted(lost)))} are lost with the devices that held them. Go on from "
-                "the last checkpoint (vf run --resume); copies=2 keeps every stage on two devices."
+                f"stage(s) {', '.join(map(str, sorted(lost)))} are lost with the devices that held them. `vf run "
+                "--resume` continues from the last checkpoint, or from the beginning if none was written yet; copies=2 "
+                "keeps every stage on two devices."
             )
 
     def _move(

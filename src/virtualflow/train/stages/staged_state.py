@@ -93,8 +93,8 @@ class StagedState:
         """Say what the death of a device would cost, before anything is trained."""
         if len(self._membership.devices) > 1 and (risk := self.cells.at_risk()):
             warnings.warn(
-                f"stage(s) {', '.join(map(str, risk))} are on one device each: if it is lost, the job ends and goes on "
-                "from its last checkpoint. copies=2 keeps every stage on two devices.",
+                f"stage(s) {', '.join(map(str, risk))} are on one device each: if it is lost, the job ends, and "
+                "what was trained since its last checkpoint is lost. copies=2 keeps every stage on two devices.",
                 stacklevel=4,
             )
 
