@@ -140,9 +140,9 @@ class GridSearch:
         device, plan = min(excess, key=lambda pair: pair[0].memory_bytes - pair[0].capacity_bytes)
         needed, there = size_text(device.memory_bytes), size_text(device.capacity_bytes)
         return (
-            f"the model does not fit: even {plan.shape} needs {needed} on {device.device}, and a "
-            f"{type_of(device.device)} has {there}. Use more devices, more stages, smaller virtual nodes, "
-            "recompute=True or copies=1."
+            f"the model does not fit: of all grids that were tried, {plan.shape} needs the least memory, {needed} on "
+            f"{device.device}, and a {type_of(device.device)} has {there}. Use more devices, more stages, smaller "
+            "virtual nodes, recompute=True or copies=1."
         )
 
     def _best_of(self, candidates: Sequence[Team], lines: KnownLines, *, fitting: bool = True) -> GridPlan | None:
