@@ -116,6 +116,12 @@ CALIBRATED = {  # what a job alone took, if the results have it: transcribed one
 }
 
 
+def starts() -> str:
+    """The mean time from a job's grant to its first step, with 20 jobs."""
+    found = results("cluster")["results"]["paper-20-jobs"]["starts"]
+    return " and ".join(f"{found[policy]:.1f} s under `{policy}`" for policy in ("priority", "wfs"))
+
+
 def manager() -> str:
     """What a manager costs a job, and what it takes to decide, start, resize and end."""
     found = results("cluster")["results"]
@@ -185,6 +191,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "cluster.makespan-3": gain("paper-3-jobs", "makespan"),
     "cluster.jct-3": gain("paper-3-jobs", "JCT of priority 10"),
     "cluster.manager": manager,
+    "cluster.starts": starts,
     "cluster.answers": answers,
     "decisions.philly": philly,
     "decisions.queue": cost_of_an_event("by queue", "waiting jobs, 64 devices"),

@@ -52,13 +52,13 @@ def solve_stages(
 
 def memory_of(text: str | None) -> dict[str, float]:
     """``V100=16G,P100=12G``."""
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for part in text.split(",") if text else ():
         name, separator, size = part.partition("=")
         if not separator or not name.strip():
             raise ConfigError(f"--memory {part!r}: expected TYPE=SIZE, such as V100=16G, with commas between types")
-        found[name.strip()] = parse_size(size, "--memory")
-    return found
+        sizes[name.strip()] = parse_size(size, "--memory")
+    return sizes
 
 
 def _costs(

@@ -11,6 +11,7 @@ from pathlib import Path
 from virtualflow.core.emulation import Emulated
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_names import check_name
+from virtualflow.core.wording import counted
 from virtualflow.errors import ManagerError
 from virtualflow.manager import environment
 from virtualflow.manager.record import Record
@@ -38,19 +39,20 @@ class Submission:
         check_name(self.description.name)
         check_priority(self.priority)
         if not 1 <= self.demand <= devices:
-            raise ManagerError(f"a demand of {self.demand} can't be met: the cluster has {devices} device(s)")
+            raise ManagerError(f"a demand of {self.demand} can't be met: the cluster has {counted(devices, 'device')}")
         if not 1 <= self.min <= self.demand:
-            raise ManagerError(f"a minimum of {self.min} device(s) does not fit a demand of {self.demand}")
+            raise ManagerError(f"a minimum of {counted(self.min, 'device')} does not fit a demand of {self.demand}")
         if self.virtual_nodes is not None and self.virtual_nodes < self.min:
             raise ManagerError(
-                f"{self.virtual_nodes} virtual node(s) can't run on {self.min} device(s): each device needs one"
+                f"{counted(self.virtual_nodes, 'virtual node')} can't run on {counted(self.min, 'device')}: "
+                f"each device needs one"
             )
         if self.expect_seconds is not None and not 1e-3 <= self.expect_seconds < 1e9:
             raise ManagerError(f"an expected time of {self.expect_seconds} s: it must be at least a millisecond")
         job, variables = self.description, self.environment or {}
         names = [*self.modules, job.script, self.directory, self.interpreter or "", *job.arguments]
         if any("\0" in text for text in (*names, *variables, *variables.values())):
-            raise ManagerError("a zero byte can be in no path, argument or variable")
+            raise ManagerError("paths, arguments and variables can't contain a zero byte")
         if any(not name or "=" in name for name in variables):
             raise ManagerError("the name of an environment variable is empty, or has a = in it")
         for name, facts in job.emulated.items():

@@ -29,6 +29,7 @@ from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput.model import Speed, Throughput
 from virtualflow.core.devices import Pool
+from virtualflow.core.wording import counted
 from virtualflow.errors import PolicyError
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.execution import Execution, Spent
@@ -259,6 +260,7 @@ class _Engine:
     def _stuck(self) -> str:
         waiting = sorted(self._timelines)[:5]
         return (
-            f"policy {self._policy.name} stopped deciding: {len(self._timelines)} job(s) wait for ever, such as "
+            f"policy {self._policy.name} stopped deciding: {counted(len(self._timelines), 'job')} would wait "
+            f"for ever, such as "
             f"{', '.join(waiting)}, with {self._scheduler.snapshot().idle} devices idle"
         )

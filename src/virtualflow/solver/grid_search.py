@@ -60,7 +60,7 @@ class GridPlan:
             return f"a pipeline of {len(set(routes[0]))} devices"
         if sum(len(set(route)) for route in routes) == len({device for route in routes for device in route}):
             depths = sorted((len(set(route)) for route in routes), reverse=True)
-            return f"{len(routes)} lines of {', '.join(str(depth) for depth in dict.fromkeys(depths))} device(s)"
+            return f"{len(routes)} lines of {', '.join(str(depth) for depth in dict.fromkeys(depths))} devices"
         return f"a mixture of {len(routes)} routes over {len(self.cells.devices)} devices"
 
 
