@@ -96,7 +96,7 @@ def warn_left_out(program: Program) -> None:
 def device_names(text: str) -> tuple[str, ...]:
     """The names of ``--devices N``: 0 to N - 1."""
     if not is_number(text) or int(text) < 1:
-        raise ConfigError(f"--devices {text}: expected how many devices, a number from 1 on")
+        raise ConfigError(f"--devices {text}: expected a number of devices, 1 or more")
     return tuple(str(number) for number in range(int(text)))
 
 
@@ -167,7 +167,7 @@ def workload_of(name: str | None, folder: Path | None) -> Workload:
         return profile_files.read_all(folder)
     if name is None:
         raise ConfigError(
-            "which workload? --workload NAME (a built-in one, or a script that was profiled), or --profiles DIR"
+            "give the workload: --workload NAME (a built-in one, or a script that was profiled), or --profiles DIR"
         )
     if name in BUILT_IN:
         return profile_files.built_in(name)
