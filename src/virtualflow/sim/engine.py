@@ -27,6 +27,7 @@ from virtualflow.cluster.messages import (
 )
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
+from virtualflow.cluster.throughput.goodput import Goodput
 from virtualflow.cluster.throughput.model import Speed, Throughput
 from virtualflow.core.devices import Pool
 from virtualflow.errors import PolicyError
@@ -69,7 +70,12 @@ def simulate(
     report: ReportProgress | None = None,
     watch: WatchEvent | None = None,
 ) -> Run:
-    """Run all jobs to their end. The same arguments give the same result, to the bit."""
+    """Run all jobs to their end. The same arguments give the same result, to the bit.
+
+    Under a policy that changes the batch, jobs run at their best one, as far as their goodput is known.
+    """
+    if policy.changes_batch and isinstance(throughput, Goodput):
+        throughput = throughput.adapting()
     return _Engine(jobs, pools, policy, throughput, costs, failures, report, watch).run()
 
 

@@ -59,7 +59,7 @@ def test_a_guest_runs_in_the_gaps_and_takes_no_more_of_its_host_than_the_bound()
     assert shared("a", "b", 0.05, ab=0.0) == pytest.approx((1.0, 0.2625))  # its memory gives way: half of that speed
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.floats(0.3, 1.0), st.floats(0.3, 1.0), st.floats(0.0, 0.3))
 def test_a_host_keeps_its_speed_up_to_the_bound_and_device_time_adds_up(a: float, b: float, bound: float) -> None:
     speeds = table(a=a, b=b)

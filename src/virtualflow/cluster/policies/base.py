@@ -71,6 +71,7 @@ class Policy(ABC):
     round_seconds: float | None = None  # None: asked at every event
     needs_progress: bool = False  # whether `steps_done` must be up to date
     restarts: bool = False  # whether a changed allocation means a checkpoint and a restart: no elastic jobs
+    changes_batch: bool = False  # whether jobs run at the batch size that is best for their devices: other results
     live_refusal: str | None = None  # why no live manager can follow it, and what to use; None: it can
 
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen

@@ -28,6 +28,7 @@ BUILT_IN = {  # name -> module and class; imported when asked for, since some ne
     "themis": "virtualflow.cluster.policies.themis:Themis",
     "gandiva": "virtualflow.cluster.policies.gandiva:Gandiva",
     "antman": "virtualflow.cluster.policies.antman:Antman",
+    "pollux": "virtualflow.cluster.policies.pollux:Pollux",
 }
 
 
