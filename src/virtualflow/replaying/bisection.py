@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from virtualflow.errors import LaunchError
 from virtualflow.events.certificate import JOB, Verdict, compare
+from virtualflow.job.backend import Backend
 from virtualflow.replaying.parting import BACKWARD, FORWARD, GRADIENT, INPUTS, LOSS, STATE, Parting, parting
 from virtualflow.replaying.step_replay import Replay, Replayed, Run, Show, replayed
 
@@ -36,7 +38,7 @@ CAUSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Bisected:
     """What is known of the difference. *repeats* says of each run whether its replay gave what it has recorded."""
 
     verdict: Verdict
@@ -45,27 +47,38 @@ class Finding:
     cause: str = ""
 
 
-def bisect(one: Run, other: Run, devices: tuple[str, ...], show: Show) -> Finding:
-    """Find out why *one* and *other* differ, by replays on *devices*."""
+def bisect(
+    one: Run,
+    other: Run,
+    devices: tuple[str, ...] | None = None,
+    show: Show = lambda _: None,
+    *,
+    backend: Backend | None = None,
+) -> Bisected:
+    """Find out why *one* and *other* differ, by replays on *devices*; by default on as many as each of them had."""
     verdict = compare(one.certificate, other.certificate)
     if verdict.equal or verdict.step is None or verdict.what == "length":
-        return Finding(verdict)
+        return Bisected(verdict)
     if any(one.certificate.facts.get(name) != other.certificate.facts.get(name) for name in _JOB):
-        return Finding(verdict, cause="They are other jobs: what differs among their facts decides the bits.")
+        return Bisected(verdict, cause="They are other jobs: what differs among their facts decides the bits.")
     step = verdict.step
 
     def again(run: Run, name: str, *, from_the_beginning: bool = False) -> Replayed:
-        wanted = Replay(run.folder, step, devices, notes=True, from_the_beginning=from_the_beginning)
-        with replayed(run, wanted, lambda text: show(f"{name} {text}")) as (found, _):
+        on = devices or run.devices_at(step)
+        wanted = Replay(run.folder, step, on, notes=True, from_the_beginning=from_the_beginning)
+        with replayed(run, wanted, lambda text: show(f"{name} {text}"), backend=backend) as (found, _):
             return found
 
-    return _judged(verdict, one, other, again)
+    try:
+        return _judged(verdict, one, other, again)
+    except LaunchError as error:
+        return Bisected(verdict, cause=str(error))
 
 
 _JOB = tuple(name for name in JOB if name not in ("initial_digest", "seeded"))
 
 
-def _judged(verdict: Verdict, one: Run, other: Run, again: Callable[..., Replayed]) -> Finding:
+def _judged(verdict: Verdict, one: Run, other: Run, again: Callable[..., Replayed]) -> Bisected:
     found = [again(run, f"job {run.folder.path.name}") for run in (one, other)]
     repeats = (found[0].verdict.equal, found[1].verdict.equal)
     where = parting(*found)
@@ -74,15 +87,15 @@ def _judged(verdict: Verdict, one: Run, other: Run, again: Callable[..., Replaye
             continue
         name = f"job {run.folder.path.name}"
         if (odd := parting(first, again(run, name))) is not None:
-            return Finding(verdict, odd, repeats, f"Two replays of {name} part there. {NOT_REPEATABLE}")
+            return Bisected(verdict, odd, repeats, f"Two replays of {name} part there. {NOT_REPEATABLE}")
         whole = again(run, name, from_the_beginning=True) if first.first_step else first
         if whole.verdict.equal:
             cause = f"{name} gives what it has recorded from its beginning on, but not from {first.start}."
-            return Finding(verdict, parting(first, whole) or where, repeats, f"{cause} {NO_CHECKPOINT_HOLDS}")
+            return Bisected(verdict, parting(first, whole) or where, repeats, f"{cause} {NO_CHECKPOINT_HOLDS}")
         facts = "; ".join(first.verdict.facts)
         cause = f"{name} does not give what it has recorded, at any try."
         reason = f"Its facts are not those of this machine: {facts}." if facts else MACHINE
-        return Finding(verdict, where, repeats, f"{cause} {reason}")
+        return Bisected(verdict, where, repeats, f"{cause} {reason}")
     if verdict.facts:
-        return Finding(verdict, where, repeats, "The runs' facts differ: see there first.")
-    return Finding(verdict, where, repeats, CAUSES[where.phase] if where is not None else MACHINE)
+        return Bisected(verdict, where, repeats, "The runs' facts differ: see there first.")
+    return Bisected(verdict, where, repeats, CAUSES[where.phase] if where is not None else MACHINE)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from virtualflow.errors import LaunchError
-from virtualflow.events import STREAM, Loaded, RunStarted, StreamEvent, last_step, read_events
+from virtualflow.errors import CheckpointError, LaunchError
+from virtualflow.events import STREAM, Loaded, Regrouped, RunStarted, StepDone, StreamEvent, last_step, read_events
 from virtualflow.events.certificate import Certificate, Verdict, compare
 from virtualflow.job import launch
-from virtualflow.job.checkpoints import name_of
+from virtualflow.job.backend import Backend
+from virtualflow.job.checkpoints import name_of, step_of
 from virtualflow.job.folder import JobFolder
 from virtualflow.job.serve import run_job
 from virtualflow.replaying.starting_points import kept_for, starting_points
@@ -30,10 +31,6 @@ class InterruptedReplay(Exception):  # noqa: N818  (no error)
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
-
-
-class _AnotherRun(Exception):  # noqa: N818  (no error: the checkpoint before it is tried)
-    """The checkpoint that was chosen is of another run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +71,16 @@ class Run:
         events = list(read_events(folder.path / STREAM))
         return cls(folder, events, Certificate.of(events, f"job {folder.path.name}"))
 
+    def devices_at(self, step: int) -> tuple[str, ...]:
+        """As many devices as the run had in *step*, by number."""
+        count, done = 1, False
+        for event in self.events:
+            if isinstance(event, RunStarted | Regrouped) and not done:
+                count = len(event.devices)
+            elif isinstance(event, StepDone):
+                done = event.step >= step
+        return tuple(map(str, range(count)))
+
     def check(self, step: int, *, notes: bool) -> None:
         """Raise LaunchError if *step* can't be replayed."""
         name, steps = f"job {self.folder.path.name}", self.certificate.steps
@@ -92,10 +99,12 @@ class Run:
 
 
 @contextmanager
-def replayed(run: Run, replay: Replay, show: Show = lambda _: None) -> Iterator[tuple[Replayed, Path]]:
+def replayed(
+    run: Run, replay: Replay, show: Show = lambda _: None, *, backend: Backend | None = None
+) -> Iterator[tuple[Replayed, Path]]:
     """Replay a step of *run*; yield what was found, and the folder of tensors, which is removed afterwards.
 
-    *show* is called with how far it is.
+    *show* is called with how far it is. *backend* is one that is open already.
     """
     run.check(replay.step, notes=replay.notes)
     for behind, checkpoint in starting_points(run.folder, run.events, replay.step):
@@ -103,16 +112,20 @@ def replayed(run: Run, replay: Replay, show: Show = lambda _: None) -> Iterator[
             continue
         folder = JobFolder(home() / "jobs" / new_job_id())
         try:
-            _run(run, replay, folder, checkpoint, show)
-            yield _found(run, replay, folder, behind, name_of(checkpoint)), folder.path / NOTES
-            return
-        except _AnotherRun:
-            continue  # the file was written by this run, and by another one since
+            found = None
+            if _run(run, replay, folder, checkpoint, show, backend):
+                found = _found(run, replay, folder, behind, name_of(checkpoint))
+            if found is not None:
+                yield found, folder.path / NOTES
+                return
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
 
 
-def _run(run: Run, replay: Replay, folder: JobFolder, checkpoint: Path | None, show: Show) -> None:
+def _run(
+    run: Run, replay: Replay, folder: JobFolder, checkpoint: Path | None, show: Show, backend: Backend | None
+) -> bool:
+    """Run the replay as the job of *folder*; return whether *checkpoint* could be read: it may be another run's now."""
     spec = run.folder.spec()
     job = spec.changed(
         job_id=folder.path.name,
@@ -144,21 +157,29 @@ def _run(run: Run, replay: Replay, folder: JobFolder, checkpoint: Path | None, s
     def tick() -> None:
         show(f"from {start}: step {max(last_step(stream), 0)} of {replay.step}")
 
-    outcome = run_job(folder, None, tick, token=launch.prepare(folder, kept))
+    outcome = run_job(folder, None, tick, token=launch.prepare(folder, kept), backend=backend)
     if outcome.was_interrupted:
         raise InterruptedReplay(outcome.code)
+    if (
+        outcome.failure is not None
+        and outcome.failure.cause == CheckpointError.__name__
+        and step_of(checkpoint) is None
+    ):
+        return False
     if outcome.failure is not None or outcome.code:
         reason = outcome.failure.text.strip() if outcome.failure is not None else f"exit code {outcome.code}"
         raise LaunchError(f"step {replay.step} of job {run.folder.path.name} could not be replayed: {reason}")
+    return True
 
 
-def _found(run: Run, replay: Replay, folder: JobFolder, behind: int, start: str) -> Replayed:
+def _found(run: Run, replay: Replay, folder: JobFolder, behind: int, start: str) -> Replayed | None:
+    """What has come of it; None if it began from another run's checkpoint."""
     events = list(read_events(folder.path / STREAM))
     recorded = run.certificate
     for event in events:
         before = recorded.steps.get(event.step - 1) if isinstance(event, Loaded) else None
         if isinstance(event, Loaded) and (event.step != behind or (before and before.chain != event.chain)):
-            raise _AnotherRun
+            return None
     certificate = Certificate.of(events, "the replay")
     steps = {step: done for step, done in recorded.steps.items() if min(certificate.steps) <= step <= replay.step}
     digests = {step: digest for step, digest in recorded.digests.items() if step < replay.step}
