@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,10 +13,22 @@ from torch import Tensor
 
 from tests.train.several import OneOfSeveral, peers_of
 from virtualflow.core.membership import Change
-from virtualflow.errors import CollectiveError, ConfigError, CoordinatorLostError, PeerLostError
+from virtualflow.errors import ConfigError, CoordinatorLostError, PeerLostError
 from virtualflow.testing import ThreadGroup, run_together
 from virtualflow.train.packed_values import unpacked
 from virtualflow.train.peers import Peers
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """What each worker's call has returned, or the error that it has raised, in words."""
+
+    def outcome(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    return run_together(*(partial(outcome, call) for call in calls))
 
 
 def test_gathered_values_come_in_the_order_of_ranks() -> None:
@@ -71,10 +84,22 @@ def test_nobody_counts_what_is_shared_before_all_have_it() -> None:
     assert torch.equal(tensors[1], torch.zeros(2))
 
 
-def test_two_different_calls_get_an_error_that_names_both() -> None:
+CALLS: dict[str, Callable[[Peers], Any]] = {
+    "save": lambda peers: peers.from_lead("save", 4, lambda: 0),
+    "load": lambda peers: peers.exchanged("load", 4, 7),
+    "gather": lambda peers: peers.gather(4, 7),
+    "broadcast": lambda peers: peers.broadcast(4, 7),
+    "once": lambda peers: peers.once("once", 4, lambda: None),
+    "Trainer": lambda peers: peers.share("Trainer", [torch.zeros(1)]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_two_different_calls_get_an_error_that_names_both(call: str) -> None:
     one, other = peers_of(2)
-    with pytest.raises(CollectiveError, match=r"device 0 called save \(global step 4\) while device 1 called step"):
-        run_together(partial(one.from_lead, "save", 4, lambda: 0), partial(other.gathered, "step", 4, 0))
+    outcomes = together(partial(CALLS[call], one), partial(other.gathered, "step", 4, 0))
+    assert outcomes[0] == outcomes[1]
+    assert re.match(rf"CollectiveError: device 0 called {call}\b.* while device 1 called step", outcomes[0])
 
 
 def test_whoever_missed_an_agreement_gets_it_from_whoever_has_it() -> None:
@@ -107,18 +132,6 @@ def test_what_nobody_has_is_made_again() -> None:
     assert run_together(*(partial(peers.gathered, "step", 0, 1) for peers in made)) == [[1, 1], [1, 1]]
 
 
-def together(*calls: Callable[[], Any]) -> list[Any]:
-    """What each worker's call has returned, or the error that it has raised, in words."""
-
-    def outcome(call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-
-    return run_together(*(partial(outcome, call) for call in calls))
-
-
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_broadcast_is_the_leads_value_whatever_its_size(size: int) -> None:
     values: list[Any] = [{"rank": rank, "tensor": torch.full((rank + 1,), rank)} for rank in range(size)]
@@ -129,15 +142,16 @@ def test_a_broadcast_is_the_leads_value_whatever_its_size(size: int) -> None:
         assert (received["value"]["rank"], received["value"]["tensor"].tolist()) == (0, [0])
 
 
-def test_a_value_that_can_not_travel_is_refused_on_all_workers() -> None:
+@pytest.mark.parametrize(("value", "text"), [(print, "print"), (lambda: None, "lambda")])
+def test_a_value_that_can_not_travel_is_refused_on_all_workers(value: Any, text: str) -> None:
     lead, other = peers_of(2)
-    outcomes = together(partial(lead.broadcast, 1, print), partial(other.broadcast, 1, 7))
+    outcomes = together(partial(lead.broadcast, 1, value), partial(other.broadcast, 1, 7))
     assert outcomes[0] == outcomes[1]
-    assert "print" in outcomes[0]
+    assert text in outcomes[0]
     one, second = peers_of(2)
-    outcomes = together(partial(one.gather, 1, 7), partial(second.gather, 1, print))
+    outcomes = together(partial(one.gather, 1, 7), partial(second.gather, 1, value))
     assert outcomes[0] == outcomes[1]
-    assert "print" in outcomes[0]
+    assert text in outcomes[0]
 
 
 def test_only_the_lead_does_what_is_done_once() -> None:
@@ -245,4 +259,5 @@ def test_what_a_step_has_raised_is_noted_until_one_raises_nothing() -> None:
 
 def test_all_trainers_of_a_process_count_the_same_agreements() -> None:
     membership = OneOfSeveral(ThreadGroup.of(1)[0])
+    assert Peers.of(membership).membership is membership
     assert Peers.of(membership) is Peers.of(membership)
