@@ -124,7 +124,7 @@ def test_verbs_take_names_and_beginnings_of_ids() -> None:
         assert (code, "1117-bbbb" in words, "1117-aaaa" in words) == (0, True, False), words
     assert run_verb("logs", "first") == (0, "")
     code, words = run_verb("status", "1117")
-    assert (code, "may be any of 2 jobs: 1117-aaaa, 1117-bbbb" in words) == (2, True)
+    assert (code, "fits 2 jobs: 1117-aaaa, 1117-bbbb" in words) == (2, True)
 
 
 def test_clean_asks_and_keeps_what_is_newer_than_a_week(two_jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,7 @@ def test_clean_asks_and_keeps_what_is_newer_than_a_week(two_jobs: Path, monkeypa
         return sorted(path.name for path in (two_jobs / "jobs").iterdir())
 
     assert "nothing to remove" in run_verb("clean")[1]
+    assert "nothing to remove: no job has ended." in run_verb("clean", "--older-than", "0")[1]
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     code, words = run_verb("clean", "--older-than", "0")
     assert (code, "Remove 2 jobs" in words, jobs()) == (0, True, ["1117-aaaa", "1117-bbbb"]), words
