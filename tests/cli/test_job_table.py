@@ -132,7 +132,6 @@ def test_clean_asks_and_keeps_what_is_newer_than_a_week(two_jobs: Path, monkeypa
         return sorted(path.name for path in (two_jobs / "jobs").iterdir())
 
     assert "nothing to remove" in run_verb("clean")[1]
-    assert "nothing to remove: no job has ended." in run_verb("clean", "--older-than", "0")[1]
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     code, words = run_verb("clean", "--older-than", "0")
     assert (code, "Remove 2 jobs" in words, jobs()) == (0, True, ["1117-aaaa", "1117-bbbb"]), words
@@ -149,6 +148,8 @@ def test_clean_asks_for_one_job_too_whatever_its_age(two_jobs: Path, monkeypatch
         code, words = run_verb("clean", "1117-aaaa")
         assert (code, "Remove 1 job," in words) == (0, True), words
         assert sorted(path.name for path in (two_jobs / "jobs").iterdir()) == left
+    assert run_verb("clean", "--older-than", "0", "--yes")[0] == 0
+    assert run_verb("clean", "--older-than", "0")[1] == "nothing to remove: no job has ended.\n"
 
 
 def test_the_speed_table_shows_what_was_measured_beside_what_was_predicted() -> None:
