@@ -239,6 +239,16 @@ def worst_rho(contender: str) -> Callable[[], str]:
     return lambda: f"{max(results('policies')['results']['largest rho'][contender]):.2f}"
 
 
+def busy_sums() -> str:
+    """Device time of two jobs on one device, in all: the median over pairs, and the middle 90% of them."""
+
+    def text(kind: str, sums: list[float]) -> str:
+        low, median, high = (sums[round(part * (len(sums) - 1))] for part in (0.05, 0.5, 0.95))
+        return f"{median:.2f} on a {kind.upper()} (90% of {len(sums)} pairs: {low:.2f} to {high:.2f})"
+
+    return joined([text(kind, sums) for kind, sums in results("policies")["results"]["busy"].items()])
+
+
 def same_traces() -> str:
     rows = []
     for policy, found in results("policies")["results"]["same traces"].items():
@@ -288,5 +298,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "policies.rho": largest_rho,
     "policies.rho.most": worst_rho("`themis`, f = 0.8, 20 min"),
     "policies.rho.most-f-0": worst_rho("f = 0"),
+    "policies.busy": busy_sums,
     "policies.same-traces": same_traces,
 }

@@ -94,7 +94,7 @@ def up(
 
     It continues in the background until `vf cluster down`. Jobs of an earlier manager are taken over.
     """
-    scheduling = registry.make(
+    scheduling = registry.make_live(
         policy, Options(round=round, useful=useful, round_seconds=round_seconds, backfill=backfill)
     )
     host, port = tokens.parse_address(listen) if listen is not None else ("127.0.0.1", None)

@@ -27,6 +27,7 @@ from virtualflow.cluster.messages import (
 )
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
+from virtualflow.cluster.throughput.goodput import Goodput
 from virtualflow.cluster.throughput.model import Speed, Throughput
 from virtualflow.core.devices import Pool
 from virtualflow.core.wording import counted
@@ -71,7 +72,12 @@ def simulate(
     report: ReportProgress | None = None,
     watch: WatchEvent | None = None,
 ) -> Run:
-    """Run all jobs to their end. The same arguments give the same result, to the bit."""
+    """Run all jobs to their end. The same arguments give the same result, to the bit.
+
+    Under a policy that changes the batch, jobs run at their best one, as far as their goodput is known.
+    """
+    if policy.changes_batch and isinstance(throughput, Goodput):
+        throughput = throughput.adapting()
     return _Engine(jobs, pools, policy, throughput, costs, failures, report, watch).run()
 
 
@@ -249,13 +255,17 @@ class _Engine:
         state = self._scheduler.jobs[job_id]
         pools = self._scheduler.placement.pools(devices)
         speed = self._throughput.speed(state.job, pools)
-        others = [*state.co_located, *([state.host] if state.host else [])]
-        if not others:
+        if not state.host and not state.co_located:
             return speed
-        beside = [self._scheduler.jobs[other].job for other in others]
         # The slowest device decides: each co-located job is on devices of its own.
-        left = min(self._throughput.slowdown(state.job, [other], pools[0].device_type) for other in beside)
+        kind = pools[0].device_type
+        parts = [self._shared(state.host, job_id, kind)[1]] if state.host else []
+        left = min([*parts, *(self._shared(job_id, guest, kind)[0] for guest in state.co_located)])
         return Speed(speed.steps_per_second * left, speed.devices)
+
+    def _shared(self, host: str, guest: str, device_type: str) -> tuple[float, float]:
+        jobs = self._scheduler.jobs
+        return self._policy.shared_speeds(jobs[host].job, jobs[guest].job, device_type, self._throughput)
 
     def _stuck(self) -> str:
         waiting = sorted(self._timelines)[:5]
