@@ -40,8 +40,9 @@ Signals are not errors, and no caller of this library sees them. They are define
 - SumsLost: the sums of a step were lost with a worker
 - ChangedFile: a file is no longer what the job has read
 - TooManyGrids: there are more grids of cells than a search looks at
-- MeasurementDone: a profile is complete, so the script can end here
+- ScriptDone: a profile is complete, or a step replayed, so the script can end here
 - InterruptedMeasurement: Ctrl-C or a signal has interrupted a measurement
+- InterruptedReplay: Ctrl-C or a signal has interrupted the replay of a step
 - Interrupted: Ctrl-C, SIGTERM or a closed terminal
 - NotPlainError: a dataset holds something that another process can't have a copy of
 """

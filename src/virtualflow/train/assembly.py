@@ -138,6 +138,7 @@ def _step_runners(
             beside,
             live.metric_names,
             live.shards,
+            job.instruments.notes if job.instruments is not None else None,
         )
         for phase, beside in zip(trained.phases.values(), undeclared, strict=True)
     }
