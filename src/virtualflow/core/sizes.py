@@ -20,6 +20,8 @@ def parse_size(text: str, what: str) -> int:
 
 def size_text(size: float) -> str:
     """Rounded up: ``14.2 GB``."""
+    if math.isinf(size):
+        return "no limit"
     value, name = float(size), ""
     for name in UNITS:
         if value < 1000 or name == "T":
