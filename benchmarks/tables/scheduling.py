@@ -145,6 +145,11 @@ def gavels_jct(compat: str | None) -> Callable[[], str]:
     return lambda: f"{_gavels(8, compat)['jct']:,.1f} s"
 
 
+def gate() -> str:
+    """How much longer the average JCT at 8 jobs/h is by Gavel's rules than by ours."""
+    return f"{_gavels(8, 'gavel')['jct'] / _gavels(8, None)['jct'] - 1:.0%}"
+
+
 def luck(trace: str) -> Callable[[], str]:
     """The smallest and the largest average JCT over tiny disturbances."""
 
@@ -283,6 +288,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "gavel.rate-8": mixed_rate(8),
     "gavel.other-rates": mixed_rate(1, 4, 12),
     "gavel.jct": gavels_jct("gavel"),
+    "gavel.gate": gate,
     "gavel.jct.ours": gavels_jct(None),
     "gavel.luck": luck("Gavel's trace and rules, 8 jobs/h"),
     "gavel.luck.paper": luck("the paper's trace, 8 jobs/h"),

@@ -74,13 +74,13 @@ class StagedProfile:
         ]
         if not sizes or not sizes[0] or any(other != sorted(set(sizes[0])) for other in sizes) or sizes[0][0] < 1:
             raise ProfileError(
-                f"the stage profile of {self.device_type} is not one: each stage needs points of the same growing node "
+                f"the stage profile of {self.device_type} is invalid: each stage needs points of the same growing node "
                 "sizes"
             )
         if not all(0 < seconds < math.inf for seconds in times) or self.ended_by not in BEYOND:
-            raise ProfileError(f"the stage profile of {self.device_type} is not one: a time or its end is impossible")
+            raise ProfileError(f"the stage profile of {self.device_type} is invalid: a time or its end is impossible")
         if {stage for unit in self.units for stage in unit.stages} - set(range(len(self.stages))):
-            raise ProfileError(f"the stage profile of {self.device_type} is not one: a unit names a stage too many")
+            raise ProfileError(f"the stage profile of {self.device_type} is invalid: a unit names a stage too many")
 
     @property
     def node_sizes(self) -> tuple[int, ...]:

@@ -30,10 +30,12 @@ from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.cluster.throughput.goodput import Goodput
 from virtualflow.cluster.throughput.model import Speed, Throughput
 from virtualflow.core.devices import Pool
+from virtualflow.core.wording import counted
 from virtualflow.errors import PolicyError
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.execution import Execution, Spent
 from virtualflow.sim.result import Accounts, JobResult, Run, Segment
+from virtualflow.sim.standstill import Standstill
 
 Disturbance = DevicesLost | DevicesJoined | JobChanged  # about a job that has ended or not arrived: ignored
 ReportProgress = Callable[[int, int], None]  # jobs that ended, of how many
@@ -107,6 +109,7 @@ class _Engine:
         self._events = 0
         self._shares = False  # whether any job ever shared devices
         self._partners: dict[str, tuple[str | None, tuple[str, ...]]] = {}
+        self._standstill = Standstill(policy, costs)
         for job in jobs:
             self._push(job.arrival_seconds, _Order.ARRIVAL, job)
         self._accounts.begin(self._heap[0][0])
@@ -127,6 +130,7 @@ class _Engine:
                 self._disturb(what)
                 self._next_failure()
             else:
+                self._standstill.woken(seconds, self._executions.values())
                 self._handle(Woken(seconds))
         self._accounts.close(self._spent)
         return Run(self._policy.name, tuple(self._finished), self._accounts, self._events)
@@ -266,6 +270,7 @@ class _Engine:
     def _stuck(self) -> str:
         waiting = sorted(self._timelines)[:5]
         return (
-            f"policy {self._policy.name} stopped deciding: {len(self._timelines)} job(s) wait for ever, such as "
+            f"policy {self._policy.name} stopped deciding: {counted(len(self._timelines), 'job')} would wait "
+            f"for ever, such as "
             f"{', '.join(waiting)}, with {self._scheduler.snapshot().idle} devices idle"
         )

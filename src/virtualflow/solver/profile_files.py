@@ -21,7 +21,7 @@ def read(path: Path) -> Workload:
     contents = _contents(path)
     if stage_profile.is_staged(contents):
         raise ProfileError(
-            f"{path} is of a model that is cut into stages, and tells nothing of whole ones. If the script has no "
+            f"{path} is of a model that is cut into stages, and says nothing about whole models. If the script has no "
             "stages any more, make its profiles again with `vf profile`."
         )
     return from_json(contents, str(path))

@@ -192,9 +192,9 @@ class Trainer:
 
         A Trainer that has phases makes a step of the one that is named.
         """
-        return self._told(self._steps.make(batch, phase, update=True))
+        return self._reported(self._steps.make(batch, phase, update=True))
 
-    def _told(self, loss: StepLoss) -> StepLoss:
+    def _reported(self, loss: StepLoss) -> StepLoss:
         for call in self._on_step:
             call(self, loss)
         return loss
@@ -305,7 +305,7 @@ class Trainer:
         ``grad_scaler`` the gradients are still scaled.
         """
         checks.check_not_sharded(self._live.shards, "trainer.gradients")
-        return self._told(self._steps.make(batch, phase, update=False))
+        return self._reported(self._steps.make(batch, phase, update=False))
 
     def once(self, function: Callable[[], object]) -> None:
         """Have the lead worker call *function*, such as one that writes a file; return when all know that it is done.

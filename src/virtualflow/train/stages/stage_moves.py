@@ -11,6 +11,7 @@ from virtualflow.core import faults
 from virtualflow.core.cells import Cells
 from virtualflow.core.mapping import DeviceId
 from virtualflow.core.membership import Group, Work
+from virtualflow.core.wording import listed
 from virtualflow.errors import StateLostError
 from virtualflow.train import committed
 from virtualflow.train.stages.held_stages import Contents, HeldStages
@@ -86,8 +87,9 @@ class StageMoves:
         lost = {stage for unit, held in zip(self._cut.units, holders, strict=True) if not held for stage in unit.stages}
         if lost:
             raise StateLostError(
-                f"stage(s) {', '.join(map(str, sorted(lost)))} are lost with the devices that held them. Go on from "
-                "the last checkpoint (vf run --resume); copies=2 keeps every stage on two devices."
+                f"{listed('stage', sorted(lost))}: lost with the devices that held all copies. `vf run --resume` "
+                "continues from the last checkpoint, or from the beginning if none was written yet; copies=2 keeps "
+                "every stage on two devices."
             )
 
     def _move(

@@ -13,6 +13,7 @@ import torch
 from virtualflow.core.cells import Cells, given_cells, pipelines, with_copies
 from virtualflow.core.mapping import DeviceId
 from virtualflow.core.memory_needs import MemoryNeeds, grid_within
+from virtualflow.core.wording import listed
 from virtualflow.errors import PeerLostError, ReplicaError, StateLostError
 from virtualflow.train.packed_values import gather_packed, unpacked
 from virtualflow.train.peers import Peers
@@ -93,8 +94,8 @@ class StagedState:
         """Say what the death of a device would cost, before anything is trained."""
         if len(self._membership.devices) > 1 and (risk := self.cells.at_risk()):
             warnings.warn(
-                f"stage(s) {', '.join(map(str, risk))} are on one device each: if it is lost, the job ends and goes on "
-                "from its last checkpoint. copies=2 keeps every stage on two devices.",
+                f"on one device only: {listed('stage', risk)}. If that device is lost, the job ends, and what was "
+                "trained since its last checkpoint is lost. copies=2 keeps every stage on two devices.",
                 stacklevel=4,
             )
 
