@@ -42,17 +42,24 @@ def total(some: Sequence[Way | None], jobs: int) -> float:
     return sum(way.cost for way in some if way) + WAITS * (jobs - sum(way is not None for way in some))
 
 
+def fits(some: Sequence[Way | None]) -> bool:
+    taken = {kind: sum(way.devices for way in some if way and way.device_type == kind) for kind in CAPACITY}
+    return all(taken[kind] <= CAPACITY[kind] for kind in CAPACITY)
+
+
 @settings(max_examples=20, deadline=None)
 @given(ways=ways())
 def test_no_other_choice_is_better(ways: list[Way]) -> None:
     found = chosen(ways, CAPACITY)
     jobs = sorted({way.job for way in ways})
     assert len({way.job for way in found}) == len(found)
-    assert all(sum(way.count for way in found if way.device_type == kind) <= CAPACITY[kind] for kind in CAPACITY)
+    assert fits(found)
     best = min(
         total(some, len(jobs))
         for some in itertools.product(*([None, *(way for way in ways if way.job == job)] for job in jobs))
-        if all(sum(way.count for way in some if way and way.device_type == kind) <= CAPACITY[kind] for kind in CAPACITY)
+        if all(
+            sum(way.devices for way in some if way and way.device_type == kind) <= CAPACITY[kind] for kind in CAPACITY
+        )
     )
     assert total(found, len(jobs)) == pytest.approx(best, rel=1e-3)
 

@@ -42,7 +42,7 @@ class Way(NamedTuple):
 
     job: int
     device_type: str
-    count: int
+    devices: int
     cost: float
 
 
@@ -75,10 +75,10 @@ class Sia(Policy):
         for way in chosen(ways, snapshot.capacity):
             state = states[way.job]
             grants.pop(state.id, None)
-            if state.counts != {way.device_type: way.count}:
-                changed.append((state.id, Grant({way.device_type: way.count})))
+            if state.counts != {way.device_type: way.devices}:
+                changed.append((state.id, Grant({way.device_type: way.devices})))
                 self._restarts[state.id] += state.started_seconds is not None
-            self._most[state.id] = max(self._most[state.id], way.count)
+            self._most[state.id] = max(self._most[state.id], way.devices)
         changed.sort(key=lambda change: -sum(change[1].counts.values()))  # large jobs find whole machines
         return Decision(grants | dict(changed))
 
@@ -121,7 +121,7 @@ def chosen(ways: Sequence[Way], capacity: Mapping[str, int]) -> list[Way]:
     row_of = {job: row for row, job in enumerate(jobs)}
     width, rows = len(ways), len(jobs) + len(kinds)
     places = [row for way in ways for row in (row_of[way.job], len(jobs) + kinds.index(way.device_type))]
-    entries = [number for way in ways for number in (1.0, float(way.count))]
+    entries = [number for way in ways for number in (1.0, float(way.devices))]
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in OPTIONS.items():
         solver.setOptionValue(name, value)
@@ -130,7 +130,7 @@ def chosen(ways: Sequence[Way], capacity: Mapping[str, int]) -> list[Way]:
         *(np.array([way.cost - WAITS for way in ways]), np.zeros(width), np.ones(width)),
         *(np.full(rows, -highspy.kHighsInf), np.array([1.0] * len(jobs) + [float(capacity[kind]) for kind in kinds])),
         *(np.arange(0, 2 * width + 1, 2, dtype=np.int32), np.array(places, dtype=np.int32), np.array(entries)),
-        np.full(width, int(highspy.HighsVarType.kInteger), dtype=np.int32),
+        *(np.full(width, int(highspy.HighsVarType.kInteger), dtype=np.int32),),
     )
     solver.run()
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:

@@ -91,7 +91,7 @@ class Application:
         if high == batch or place == 0:
             return at_high
         low, at_low = self.steps[place - 1]
-        return at_low * (at_high / at_low) ** (math.log(batch / low) / math.log(high / low))
+        return float(at_low * (at_high / at_low) ** (math.log(batch / low) / math.log(high / low)))
 
 
 class Goodput:
