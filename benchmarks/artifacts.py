@@ -13,16 +13,15 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.policies.tiresias import Tiresias
-from virtualflow.cluster.throughput.goodput import Goodput
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import Pool, parse_pools
-from virtualflow.sim import importers, metrics
+from virtualflow.sim import importers, metrics, pollux_applications
 from virtualflow.sim.compare import on_machines
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.engine import simulate
 
 TRACES = Path(__file__).with_name("traces")
-SPEEDS = Goodput(Profiled())
+SPEEDS = pollux_applications.beside(Profiled())
 RESTARTS = Costs("Pollux' simulator", boot=30.0, resume=30.0, restart=30.0)
 # Average JCT in s of each workload in Pollux' repository (branch osdi21-artifact, simulator/results-jobload/*-1.0).
 POLLUX = {

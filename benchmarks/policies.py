@@ -16,7 +16,7 @@ from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.antman import busy
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.policies.themis import LEASE_SECONDS, Themis
-from virtualflow.cluster.throughput import goodput
+from virtualflow.cluster.throughput.goodput import Goodput
 from virtualflow.cluster.throughput.model import Profiled, Throughput
 from virtualflow.cluster.throughput.table import APART
 from virtualflow.cluster.throughput.workloads import paper_speeds
@@ -150,7 +150,7 @@ def _row(name: str, setting: Setting) -> dict[str, Any]:
     run = simulate(jobs, setting.pools, policy, setting.speeds, costs.MEASURED)
     alone = {name: _alone_seconds(job, setting) for name, job in asked.items()}
     whole = metrics.of(run)
-    known = any(goodput.known(job) for job in jobs)
+    known = isinstance(setting.speeds, Goodput) and all(map(setting.speeds.knows, jobs))
     return {
         "average": whole.average_jct_seconds,
         "median": whole.median_jct_seconds,

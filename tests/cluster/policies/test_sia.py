@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.sia import WAITS, Way, chosen, configurations
-from virtualflow.cluster.throughput.goodput import Goodput, applications
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.cluster.throughput.table import Table
 from virtualflow.core.devices import parse_pools
 from virtualflow.errors import ConfigError
 from virtualflow.sim import costs
 from virtualflow.sim.engine import simulate
+from virtualflow.sim.pollux_applications import applications, beside
 
 CAPACITY = {"T4": 4, "A100": 2}
 
@@ -77,7 +77,7 @@ def test_goodput_decides_over_several_types_and_sizes_only_double() -> None:
     steps = applications()["pollux/bert"].steps_at(48)
     jobs = [Job(str(n), 0.0, 16, steps, "pollux/bert", virtual_nodes=48) for n in range(2)]
     pools = parse_pools("T4:4+4,A100:8")
-    result = simulate(jobs, pools, registry.make("sia"), Goodput(Profiled()), costs.NONE)
+    result = simulate(jobs, pools, registry.make("sia"), beside(Profiled()), costs.NONE)
     for each in result.jobs:
         sizes = [len(segment.devices) for segment in each.segments]
         assert sizes[0] == 1
