@@ -271,7 +271,7 @@ def against_pollux() -> str:
     for name, jcts in found.items():
         theirs = dict(enumerate(POLLUX.get(name, ()), 1))
         cells = [f"{jcts['6']:,.0f}", f"{theirs[6]:,.0f}" if theirs else ""]
-        cells += [f"{mean(jcts.values()):,.0f}"]
+        cells += [f"{mean(jcts.values()):,.0f}" if theirs else ""]
         cells += [f"{mean(theirs[int(number)] for number in jcts):,.0f}" if theirs else ""]
         off = [jct / theirs[int(number)] - 1 for number, jct in jcts.items()] if theirs else []
         cells += [f"{mean(off):+.0%} ({min(off):+.0%} to {max(off):+.0%})" if off else ""]

@@ -201,6 +201,8 @@ def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Work
             f"{script} has no profiles, so its speed on {' and '.join(sorted(types))} is not known. Measure it: "
             f"vf profile --devices {','.join(f'{name}:1' for name in sorted(types))} {script}"
         )
+    if profile_files.are_staged(where):
+        return None  # a grid of cells, not a mapping of whole virtual nodes
     workload = profile_files.read_all(where)
     for name in types:
         if len(types) > 1 or name in workload.profiles:

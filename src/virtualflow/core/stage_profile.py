@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from virtualflow.core.profile import BEYOND, LARGEST, MEMORY
@@ -98,6 +98,22 @@ class StagedProfile:
             )
         return tuple(_point_at(points, node_size) for points in self.stages)
 
+    def scaled(self, factor: float) -> StagedProfile:
+        """The same on a device that takes *factor* times as long."""
+        stages = tuple(
+            tuple(
+                replace(
+                    point,
+                    forward_seconds=factor * point.forward_seconds,
+                    backward_seconds=factor * point.backward_seconds,
+                )
+                for point in points
+            )
+            for points in self.stages
+        )
+        units = tuple(replace(unit, update_seconds=factor * unit.update_seconds) for unit in self.units)
+        return replace(self, stages=stages, units=units)
+
 
 @dataclass(frozen=True, slots=True)
 class StagedWorkload:
@@ -144,7 +160,7 @@ def from_json(contents: Any, where: str) -> StagedWorkload:
                 f"{where} has version {contents['version']}; this VirtualFlow reads {STAGES_VERSION}. Make it again "
                 "with `vf profile`."
             )
-        profiles = {entry["device_type"]: _profile(entry) for entry in contents["profiles"]}
+        profiles = {entry["device_type"]: profile_of(entry) for entry in contents["profiles"]}
         given = contents["link"]
         link = Link(given["latency_seconds"], given["bytes_per_second"] or math.inf)
         return StagedWorkload(str(contents["workload"]), profiles, link)
@@ -173,7 +189,8 @@ def merged(workloads: Sequence[StagedWorkload]) -> StagedWorkload:
     return StagedWorkload(workloads[-1].name, profiles, link)
 
 
-def _profile(entry: Mapping[str, Any]) -> StagedProfile:
+def profile_of(entry: Mapping[str, Any]) -> StagedProfile:
+    """The profile whose fields are *entry*."""
     stages = tuple(tuple(StagePoint(**point) for point in points) for points in entry["stages"])
     units = tuple(UnitFigures(**{**unit, "stages": tuple(unit["stages"])}) for unit in entry["units"])
     return StagedProfile(**{**entry, "stages": stages, "units": units})

@@ -13,7 +13,7 @@ from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_names import check_name
 from virtualflow.core.job_terms import JobTerms
 from virtualflow.core.wording import counted
-from virtualflow.errors import ManagerError
+from virtualflow.errors import ManagerError, ProfileError
 from virtualflow.manager import environment
 from virtualflow.manager.record import Record
 from virtualflow.system.hash_seed import hash_seed_of
@@ -43,7 +43,7 @@ class Submission:
         for name, facts in job.emulated.items():
             try:
                 Emulated.from_json(facts)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, KeyError, ProfileError) as error:
                 raise ManagerError(f"{name} can't be emulated like that: {error}") from error
         if Path(job.script).name not in self.modules:
             raise ManagerError(f"the script {job.script} is not among the modules that came with it")

@@ -62,7 +62,7 @@ class StageMoves:
         for number, unit in enumerate(self._cut.units):
             for device in unit.holders(cells):
                 if device in devices and device not in holders[number]:
-                    self._move(unit, holders[number][0], device, devices, me, group)
+                    self.move(unit, holders[number][0], device, devices, me, group)
         if group is not None:
             group.max(torch.zeros(1)).wait()
         stages = cells.stages_of(me)
@@ -92,10 +92,16 @@ class StageMoves:
                 "every stage on two devices."
             )
 
-    def _move(
+    def take_copies(self) -> None:
+        """Set what is held to what has arrived of it."""
+        for unit, contents in self._arrived.items():
+            self._held.put(unit, contents)
+        self._arrived.clear()
+
+    def move(
         self, unit: Unit, source: DeviceId, to: DeviceId, devices: Sequence[DeviceId], me: DeviceId, group: Group | None
     ) -> None:
-        """All go through the moves in the same order, so that nobody waits for one who waits for another."""
+        """Send *unit* from one device to another. All go through the moves in the same order: nobody waits in vain."""
         if group is None or me not in (source, to):
             return
         if me == source:
