@@ -1,8 +1,8 @@
 """Every allocation that torch makes, to the byte, and what it was for.
 
 Taken from torch's own allocator through its profiler, so the peak is that of live tensors: exact, the same in every
-run, and free of what the C library keeps back or fragments. Not in it: scratch memory inside MKL, oneDNN and gloo. Memory
-that another thread frees counts until its address is used again.
+run, and free of what the C library keeps back or fragments. Not in it: scratch memory inside MKL, oneDNN and gloo.
+Memory that another thread frees counts until its address is used again.
 """
 
 from __future__ import annotations
