@@ -18,7 +18,7 @@ def parse_size(text: str, what: str) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def size_text(size: int) -> str:
+def size_text(size: float) -> str:
     """Rounded up: ``14.2 GB``."""
     value, name = float(size), ""
     for name in UNITS:
