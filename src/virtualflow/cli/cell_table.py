@@ -13,11 +13,11 @@ from rich.text import Text
 from virtualflow.cli.options import numbers
 from virtualflow.core.cells import Cells, given_cells, pipelines, with_copies
 from virtualflow.core.devices import type_of
+from virtualflow.core.sizes import size_text
 from virtualflow.errors import ConfigError
 from virtualflow.solver.grid_costs import GridCosts, equal_costs
 from virtualflow.solver.grid_forecast import DeviceForecast, forecast
 from virtualflow.solver.grid_plan import figures_of
-from virtualflow.solver.grid_search import gigabytes
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
 LETTERS = string.ascii_letters
@@ -111,14 +111,14 @@ def print_cells(report: dict[str, Any], console: Console) -> None:
         runs, holds = (", ".join(map(str, row[key])) for key in ("runs_stages", "holds_stages"))
         facts = (str(row["cells"]), runs, holds, f"{row['bubble']:.0%}", f"{row['peak_activations']} cell(s)")
         keys = ("state_bytes", "activation_bytes", "memory_bytes", "sent_bytes")
-        figures = [gigabytes(row[key]) for key in keys] if in_bytes else [str(row["messages_sent"])]
+        figures = [size_text(row[key]) for key in keys] if in_bytes else [str(row["messages_sent"])]
         table.add_row(Text(row["device"], style=colours[row["device"]]), *facts, *figures)
     console.print(table)
     if in_bytes:
         console.print(f"{report['step_time_seconds']:.4g} s a step")
     for row in rows if in_bytes and not report["fits"] else ():
         if not row["fits"]:
-            needed, there = gigabytes(row["memory_bytes"]), gigabytes(row["capacity_bytes"])
+            needed, there = size_text(row["memory_bytes"]), size_text(row["capacity_bytes"])
             console.print(f"{row['device']} does not fit: it needs {needed} and has {there}", style="yellow")
     if report["at_risk"]:
         lost = ", ".join(map(str, report["at_risk"]))

@@ -14,13 +14,13 @@ from rich.text import Text
 from virtualflow.cli.cell_table import colours_of, print_grid
 from virtualflow.cli.files import writing
 from virtualflow.core.devices import Pool
-from virtualflow.core.sizes import parse_size
+from virtualflow.core.sizes import parse_size, size_text
 from virtualflow.core.stage_profile import StagedWorkload
 from virtualflow.errors import ConfigError
 from virtualflow.solver import grid_plan
 from virtualflow.solver.grid_costs import GridCosts, costs_at
 from virtualflow.solver.grid_forecast import over_capacity
-from virtualflow.solver.grid_search import GridAnswer, GridPlan, gigabytes, solve_grid
+from virtualflow.solver.grid_search import GridAnswer, GridPlan, solve_grid
 
 
 def solve_stages(
@@ -89,7 +89,7 @@ def _show(console: Console, answer: GridAnswer, report: dict[str, Any]) -> None:
     table = Table("device", "bubble", "state", "activations", "memory", "of", "sent in a step")
     for device in best.forecast.devices:
         figures = (device.state_bytes, device.activation_bytes, device.memory_bytes, device.capacity_bytes)
-        table.add_row(device.device, f"{device.bubble:.0%}", *map(gigabytes, figures), gigabytes(device.sent_bytes))
+        table.add_row(device.device, f"{device.bubble:.0%}", *map(size_text, figures), size_text(device.sent_bytes))
     console.print(table)
     for name, plan in answer.alternatives:
         console.print(f"{name}: {_compared(plan, best)}", soft_wrap=True)
@@ -104,8 +104,8 @@ def _compared(plan: GridPlan, best: GridPlan) -> str:
     if full := over_capacity(plan.forecast):
         worst = max(full, key=lambda device: device.memory_bytes - device.capacity_bytes)
         return (
-            f"does not fit: needs {gigabytes(worst.memory_bytes)} on {worst.device}, which has "
-            f"{gigabytes(worst.capacity_bytes)}"
+            f"does not fit: needs {size_text(worst.memory_bytes)} on {worst.device}, which has "
+            f"{size_text(worst.capacity_bytes)}"
         )
     slower = plan.step_seconds / best.step_seconds - 1
     return f"{plan.shape}, {plan.step_seconds:.4g} s a step" + (f", {slower:.1%} slower" if slower > 1e-9 else "")

@@ -15,8 +15,8 @@ from rich.text import Text
 from virtualflow.cli.files import writing
 from virtualflow.core import stage_profile
 from virtualflow.core.profile import BEYOND
+from virtualflow.core.sizes import size_text
 from virtualflow.core.stage_profile import Link, StagedProfile, StagedWorkload, StagePoint, UnitFigures
-from virtualflow.solver.grid_search import gigabytes
 from virtualflow.system.text import visible
 
 
@@ -76,10 +76,10 @@ def _show(console: Console, profile: StagedProfile) -> None:
             str(stage),
             f"{point.forward_seconds * 1e3:.4g} ms",
             f"{point.backward_seconds * 1e3:.4g} ms",
-            gigabytes(sum(unit.weight_bytes for unit in units)),
-            gigabytes(sum(unit.optimizer_bytes for unit in units)),
-            gigabytes(point.kept_bytes),
-            gigabytes(point.crossing_bytes),
+            size_text(sum(unit.weight_bytes for unit in units)),
+            size_text(sum(unit.optimizer_bytes for unit in units)),
+            size_text(point.kept_bytes),
+            size_text(point.crossing_bytes),
         )
     console.print(table)
     console.print(f"  largest node size: {size}; {BEYOND[profile.ended_by]}", soft_wrap=True)

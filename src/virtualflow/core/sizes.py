@@ -18,8 +18,10 @@ def parse_size(text: str, what: str) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def size_text(size: int) -> str:
-    """Rounded up: ``14.2 GB``."""
+def size_text(size: float) -> str:
+    """Rounded up: ``14.2 GB``; infinity is ``no limit``."""
+    if math.isinf(size):
+        return "no limit"
     value, name = float(size), ""
     for name in UNITS:
         if value < 1000 or name == "T":

@@ -15,6 +15,7 @@ from functools import cached_property
 from virtualflow.core.cells import Cells, with_copies
 from virtualflow.core.devices import Pool, names_of, type_of
 from virtualflow.core.mapping import DeviceId
+from virtualflow.core.sizes import size_text
 from virtualflow.errors import SolverError
 from virtualflow.solver.grid_costs import GridCosts
 from virtualflow.solver.grid_forecast import CellsTime, Forecast, assembled, forecast, over_capacity
@@ -35,7 +36,7 @@ from virtualflow.solver.grid_walk import improved
 
 MOST_TIMED = 12  # candidates
 MOST_RUNS = 12_000  # of cells on the clock, after which no further candidate is timed
-MOST_GROUP_RUNS = 40_000  # of cells on the clock, for grids of groups
+MOST_GROUP_RUNS = 30_000  # of cells on the clock, for grids of groups
 MOST_FINISHED = 3  # candidates whose forecast is worked out device by device
 NEGLIGIBLE = 1e-3  # of a step: what no walk is made for
 MOST_MOVES = 6  # of a virtual node from one line to another
@@ -115,9 +116,11 @@ class GridSearch:
         """The fastest grid that fits on a walk from *plan*, or from the candidate that is nearest to fitting."""
         if plan is not None and plan.step_seconds <= self.question.least_seconds * (1 + NEGLIGIBLE):
             return plan
-        starts = self._candidates[:1] if plan is None else [plan]
-        ends = [self.planned(improved(self.question, start.cells)) for start in starts]
-        return min((end for end in (*ends, *starts) if end.forecast.fits), key=_worth, default=None)
+        start = plan or next(iter(self._candidates), None)
+        if start is None or (cells := improved(self.question, start.cells)) == start.cells:
+            return plan
+        best = min(self.planned(cells), start, key=_worth)
+        return best if best.forecast.fits else None
 
     @cached_property
     def _candidates(self) -> list[GridPlan]:
@@ -169,7 +172,7 @@ class GridSearch:
             if over_capacity(plan.forecast)
         ]
         device, plan = min(excess, key=lambda pair: pair[0].memory_bytes - pair[0].capacity_bytes)
-        needed, there = gigabytes(device.memory_bytes), gigabytes(device.capacity_bytes)
+        needed, there = size_text(device.memory_bytes), size_text(device.capacity_bytes)
         return (
             f"the model does not fit: even {plan.shape} needs {needed} on {device.device}, and a "
             f"{type_of(device.device)} has {there}. Use more devices, more stages, smaller virtual nodes, "
@@ -242,7 +245,3 @@ def _moved(lineup: Lineup, slowest: int, place: int) -> Lineup:
         line, nodes = lineup[at]
         changed[at] = line, nodes + more
     return tuple(entry for entry in changed if entry[1])
-
-
-def gigabytes(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"

@@ -26,9 +26,9 @@ Routes = tuple[Route, ...]
 Worth = tuple[float, float]  # by how much it does not fit, then how long a step takes: less is better
 
 
-def improved(question: Question, cells: Cells) -> Cells:
+def improved(question: Question, cells: Cells, most_runs: int = MOST_RUNS) -> Cells:
     """The best grid on a walk from *cells*, which may be one that does not fit; *cells* if there is none."""
-    forecasts = MOST_RUNS // (2 * question.costs.stages * question.virtual_nodes)
+    forecasts = most_runs // (2 * question.costs.stages * question.virtual_nodes)
     if forecasts < FEWEST_FORECASTS:
         return cells
     return with_copies(Cells(_Walk(question, forecasts).best_from(cells.routes)), question.copies)
