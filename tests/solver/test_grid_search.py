@@ -150,7 +150,7 @@ def test_faster_devices_get_more() -> None:
 
 def test_what_fits_nowhere_is_said_with_what_it_would_need() -> None:
     with pytest.raises(
-        SolverError, match=r"does not fit: even a pipeline of 4 devices needs .* and a cpu has 2e-08 GB"
+        SolverError, match=r"does not fit: even a pipeline of 4 devices needs .* and a cpu has 20 bytes"
     ):
         solve_grid(costs_of(4, memory=20), parse_pools("4"), 8)
 

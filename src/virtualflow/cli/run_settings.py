@@ -22,6 +22,7 @@ from virtualflow.core.emulation import Devices
 from virtualflow.core.job_names import check_name
 from virtualflow.errors import LaunchError
 from virtualflow.solver import plan as plans
+from virtualflow.solver import profile_files
 from virtualflow.solver.plan import JobLayout
 from virtualflow.system.home import profiles_of
 
@@ -86,7 +87,8 @@ class RunSettings:
             "devices": {
                 "devices": devices.names,
                 "emulated": devices.emulated,
-                "workload": _workload(script, profiles, devices, owners) if cells is None else None,
+                "stage_profile": (staged := _stage_profile(script, profiles)),
+                "workload": _workload(script, profiles, devices, owners) if cells is None and not staged else None,
             },
             "backend": {"backend": _backend(backend)},
             "rebalance": {"rebalance": devices.are_mixed if rebalance is None else rebalance},
@@ -122,6 +124,12 @@ def _workload(
         return None  # mapped by hand, or by a plan
     known = workload_for(str(script), folder, devices.names)
     return profile.to_json(known) if known is not None else None
+
+
+def _stage_profile(script: Path | None, folder: Path | None) -> dict[str, Any] | None:
+    """What is known of the stages of a model that is cut, by which its grid is chosen."""
+    where = folder or (profiles_of(str(script)) if script is not None else None)
+    return profile_files.kept_stages(where) if where is not None else None
 
 
 def _backend(text: str) -> str:

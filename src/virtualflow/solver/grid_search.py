@@ -110,26 +110,26 @@ class GridSearch:
 
     def best(self) -> GridPlan | None:
         """The fastest candidate that fits."""
-        return next((plan for plan in self._candidates if plan.forecast.fits), None)
+        return next((plan for plan in self.candidates if plan.forecast.fits), None)
 
     def improved(self, plan: GridPlan | None) -> GridPlan | None:
         """The fastest grid that fits on a walk from *plan*, or from the candidate that is nearest to fitting."""
         if plan is not None and plan.step_seconds <= self.question.least_seconds * (1 + NEGLIGIBLE):
             return plan
-        start = plan or next(iter(self._candidates), None)
+        start = plan or next(iter(self.candidates), None)
         if start is None or (cells := improved(self.question, start.cells)) == start.cells:
             return plan
-        best = min(self.planned(cells), start, key=_worth)
+        best = min(self.planned(cells), start, key=worth)
         return best if best.forecast.fits else None
 
     @cached_property
-    def _candidates(self) -> list[GridPlan]:
+    def candidates(self) -> list[GridPlan]:
         """Lines and groups, the best first; those that do not fit come last."""
         found = [plan for _, plan in self.alternatives]
         if (team := self._best_of(self._teams, self._lines)) is not None:
             found.append(team)
         seconds = min((plan.step_seconds for plan in found if plan.forecast.fits), default=math.inf)
-        return sorted([*found, *self._of_groups(seconds)], key=_worth)
+        return sorted([*found, *self._of_groups(seconds)], key=worth)
 
     @cached_property
     def alternatives(self) -> list[tuple[str, GridPlan]]:
@@ -230,7 +230,7 @@ class GridSearch:
         return GridPlan(cells, assembled(cells, self._costs, times))
 
 
-def _worth(plan: GridPlan) -> tuple[float, float, int]:
+def worth(plan: GridPlan) -> tuple[float, float, int]:
     """Less is better: first by how much it does not fit."""
     return plan.forecast.excess, plan.step_seconds, len(plan.cells.devices)
 
