@@ -45,8 +45,12 @@ def test_devices_have_memory_by_option_or_device_file(tmp_path: Path) -> None:
     contents = device_files.read_file(file)
     assert device_files.of_type("V100", contents, None, 1.0) is None  # it is no emulated one
     assert device_files.of_type("old", contents, None, 1.0) is not None
-    with pytest.raises(ConfigError, match=r"there is no device type P100\. There are V100, old, cpu"):
+    with pytest.raises(ConfigError, match=r"there is no device type 'P100'\. There are V100, old, cpu"):
         device_memory("P100=1GB", None, types)
+    with pytest.raises(ConfigError, match="--device-memory old=1GB,old=2GB: it names old twice"):
+        device_memory("old=1GB,old=2GB", None, types)
+    with pytest.raises(ConfigError, match="a device without memory runs nothing"):
+        device_memory("0GB", None, types)
     file.write_text("[device.V100]\nmemory = 16\n")
     with pytest.raises(ConfigError, match='such as memory = "16GB"'):
         device_files.read_file(file)

@@ -32,6 +32,7 @@ if trainer.is_lead:
 """
 RUNS = (("--devices", "1"), ("--devices", "2"), ("--plan", "plan.json"), ("--plan", "cut.json"))
 GB = 10**9
+ASKED = ("--batch-size", "8", "--devices", "V100:2", "--virtual-nodes", "4")
 
 
 def profile_of(device_type: str, slow: float, memory: int | None) -> StagedProfile:
@@ -95,11 +96,10 @@ def test_a_model_that_fits_nowhere_is_refused_with_what_it_needs(profiles: Path)
         (("--batch-size", "8", "--devices", "V100:2"), "say how many virtual nodes"),
         (("--batch-size", "9", "--devices", "V100:2", "--virtual-nodes", "4"), "do not divide a batch of 9"),
         (("--batch-size", "8", "--devices", "K80:2", "--virtual-nodes", "4"), "no stage profile of a model on device"),
-        (("--batch-size", "8", "--devices", "V100:2", "--virtual-nodes", "4", "--memory", "2G"), "expected TYPE=SIZE"),
-        (
-            ("--batch-size", "8", "--devices", "V100:2", "--virtual-nodes", "4", "--memory", "K80=2G"),
-            "which is not among the devices",
-        ),
+        ((*ASKED, "--memory", "2X"), "--memory 2X: expected a size"),
+        ((*ASKED, "--memory", "0"), "--memory 0: a device without memory runs nothing"),
+        ((*ASKED, "--memory", "V100=2G,V100=4G"), "it names V100 twice"),
+        ((*ASKED, "--memory", "K80=2G"), "there is no device type 'K80'. There are V100."),
     ],
 )
 def test_bad_questions_get_a_clear_answer(profiles: Path, words: tuple[str, ...], message: str) -> None:

@@ -53,13 +53,27 @@ def needs_of(memory: str | None, node_memory: str | None, copies: int) -> Memory
 def device_memory(text: str | None, file: Path | None, types: Collection[str]) -> dict[str, int]:
     """Bytes by device type: what the device file says, and ``--device-memory``, which counts."""
     known = device_files.memory_by_type(device_files.read_file(file)) if file is not None else {}
+    return known | memory_by_type(text, types, "--device-memory")
+
+
+def memory_by_type(text: str | None, types: Collection[str], option: str) -> dict[str, int]:
+    """Bytes by device type of an option such as ``16GB``, which is for all, or ``V100=16GB,P100=12GB``."""
     if text is None:
-        return known
+        return {}
     if "=" not in text:
-        return known | dict.fromkeys(types, parse_size(text, "--device-memory"))
+        return dict.fromkeys(types, _memory(text, option))
+    known: dict[str, int] = {}
     for part in text.split(","):
-        name, _, size = part.partition("=")
-        if name.strip() not in types:
-            raise ConfigError(f"--device-memory {part}: there is no device type {name}. There are {', '.join(types)}.")
-        known[name.strip()] = parse_size(size, "--device-memory")
+        name, _, size = (word.strip() for word in part.partition("="))
+        if name not in types:
+            raise ConfigError(f"{option} {part}: there is no device type {name!r}. There are {', '.join(types)}.")
+        if name in known:
+            raise ConfigError(f"{option} {text}: it names {name} twice")
+        known[name] = _memory(size, option)
     return known
+
+
+def _memory(text: str, option: str) -> int:
+    if (size := parse_size(text, option)) < 1:
+        raise ConfigError(f"{option} {text}: a device without memory runs nothing")
+    return size

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from virtualflow.cli.cell_table import colours_of, print_grid
 from virtualflow.cli.files import writing
+from virtualflow.cli.memory import memory_by_type
 from virtualflow.core.devices import Pool
-from virtualflow.core.sizes import parse_size, size_text
+from virtualflow.core.sizes import size_text
 from virtualflow.core.stage_profile import StagedWorkload
 from virtualflow.errors import ConfigError
 from virtualflow.solver import grid_plan
@@ -50,17 +51,6 @@ def solve_stages(
         _show(console, answer, report)
 
 
-def memory_of(text: str | None) -> dict[str, float]:
-    """``V100=16G,P100=12G``."""
-    found: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        name, separator, size = part.partition("=")
-        if not separator or not name.strip():
-            raise ConfigError(f"--memory {part!r}: expected TYPE=SIZE, such as V100=16G, with commas between types")
-        found[name.strip()] = parse_size(size, "--memory")
-    return found
-
-
 def _costs(
     known: StagedWorkload, pools: Sequence[Pool], batch_size: int, virtual_nodes: int | None, memory: str | None
 ) -> GridCosts:
@@ -75,9 +65,7 @@ def _costs(
             "size for a model in stages."
         )
     types = [pool.device_type for pool in pools]
-    if unknown := memory_of(memory).keys() - set(types):
-        raise ConfigError(f"--memory names {min(unknown)}, which is not among the devices: {', '.join(types)}")
-    return costs_at(known, types, batch_size // virtual_nodes).with_memory(memory_of(memory))
+    return costs_at(known, types, batch_size // virtual_nodes).with_memory(memory_by_type(memory, types, "--memory"))
 
 
 def _show(console: Console, answer: GridAnswer, report: dict[str, Any]) -> None:

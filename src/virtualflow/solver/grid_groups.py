@@ -19,7 +19,7 @@ HALVINGS = 12  # how exactly the shortest time is sought
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StageGroup:
     """Stages from *first* to before *last*, on so many devices of a type."""
 
     device_type: str
@@ -33,12 +33,12 @@ class _Suffix:
     """The groups from a stage to the end, with the fewest devices of the type that is looked at."""
 
     used: int
-    groups: tuple[Group, ...]
+    groups: tuple[StageGroup, ...]
 
 
 def grouped(
     counts: Mapping[str, int], lines: KnownLines, costs: GridCosts, kind: str, nodes: int, least: float
-) -> Iterator[tuple[float, tuple[Group, ...]]]:
+) -> Iterator[tuple[float, tuple[StageGroup, ...]]]:
     """For each order of the types along the model, the groups whose slowest device is done first, and when at best.
 
     None is sought below *least*. There is nothing for an order in which the stages do not fit.
@@ -59,7 +59,7 @@ def grouped(
         yield high, found
 
 
-def cells_of(groups: Sequence[Group], names: Mapping[str, Sequence[DeviceId]], nodes: int) -> Cells:
+def cells_of(groups: Sequence[StageGroup], names: Mapping[str, Sequence[DeviceId]], nodes: int) -> Cells:
     """The grid in which the devices of each group take turns."""
     free = {name: iter(devices) for name, devices in names.items()}
     owners = [(tuple(itertools.islice(free[group.device_type], group.devices)), group) for group in groups]
@@ -80,7 +80,7 @@ class _Division:
         fastest = (min(times) for times in zip(*costs.both.values(), strict=True))
         self._start = (0.0, *itertools.accumulate(fastest))
 
-    def within(self, order: Sequence[str], limit: float) -> tuple[Group, ...] | None:
+    def within(self, order: Sequence[str], limit: float) -> tuple[StageGroup, ...] | None:
         """Groups of the types in this *order*, each done within *limit*; None if there are not enough devices."""
         found: dict[int, _Suffix] = {self._costs.stages: _Suffix(0, ())}
         for name in reversed(order):
@@ -101,7 +101,7 @@ class _Division:
             if rest is None or rest.used + devices > self._counts[name]:
                 continue
             if self._has_room(name, first, last, len(rest.groups) + 1, devices):
-                yield _Suffix(rest.used + devices, (Group(name, first, last, devices), *rest.groups))
+                yield _Suffix(rest.used + devices, (StageGroup(name, first, last, devices), *rest.groups))
 
     def _devices(self, name: str, first: int, last: int, limit: float) -> int | None:
         """How many devices have done these stages for all virtual nodes within *limit*; None if none have."""
