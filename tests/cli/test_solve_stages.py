@@ -73,6 +73,11 @@ def test_the_fastest_way_on_two_types(profiles: Path) -> None:
     rows = [[int(owner) for owner in row.split(",")] for row in report["mapping"].split("/")]
     assert rows == report["cells"]
     assert (len(rows), len(rows[0])) == (4, 8)
+    used = ",".join(f"{entry['type']}:{entry['count']}" for entry in report["devices"])
+    asked = ["explain", "--profiles", str(profiles), "--stages", "4", "--batch-size", "8", "--virtual-nodes", "8"]
+    by_hand = [*asked, "--devices", used, "--mapping", report["mapping"], "--json"]
+    explained = json.loads(CliRunner().invoke(app, by_hand, catch_exceptions=False).stdout)
+    assert explained["step_time_seconds"] == pytest.approx(report["step_time_seconds"])
 
 
 def test_what_is_printed_has_the_picture_the_memory_and_the_others(profiles: Path) -> None:

@@ -41,7 +41,7 @@ def solve_stages(
     costs = _costs(known, pools, batch_size, virtual_nodes, memory)
     assert virtual_nodes is not None
     answer = solve_grid(costs, pools, virtual_nodes, kind, copies)
-    report = grid_plan.to_json(answer, known.name, batch_size, virtual_nodes, kind, copies)
+    report = grid_plan.to_json(answer, pools, known.name, batch_size, virtual_nodes, kind, copies)
     if output is not None:
         with writing(output):
             output.write_text(json.dumps(report, indent=2) + "\n")
@@ -85,7 +85,8 @@ def _show(console: Console, answer: GridAnswer, report: dict[str, Any]) -> None:
         console.print("Every grid of these devices was compared: none is faster.")
     else:
         console.print(f"No grid of these devices can be faster than {answer.least_seconds:.4g} s a step.")
-    console.print(f"--mapping {report['mapping']}", soft_wrap=True)
+    used = ",".join(f"{entry['type']}:{entry['count']}" for entry in report["devices"])
+    console.print(f"--devices {used} --mapping {report['mapping']}", soft_wrap=True)
 
 
 def _compared(plan: GridPlan, best: GridPlan) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from virtualflow.core.cell_schedule import segments
 from virtualflow.core.cells import Cells, with_copies
-from virtualflow.core.devices import Pool, names_of
+from virtualflow.core.devices import Pool, names_of, type_of
 from virtualflow.core.mapping import DeviceId
 from virtualflow.solver.grid_forecast import forecast
 from virtualflow.solver.grid_proof import Question
@@ -31,7 +31,16 @@ def improved(question: Question, cells: Cells, most_runs: int = MOST_RUNS) -> Ce
     forecasts = most_runs // (2 * question.costs.stages * question.virtual_nodes)
     if forecasts < FEWEST_FORECASTS:
         return cells
-    return with_copies(Cells(_Walk(question, forecasts).best_from(cells.routes)), question.copies)
+    routes = _Walk(question, forecasts).best_from(cells.routes)
+    return with_copies(Cells(_with_first_devices(routes, question)), question.copies)
+
+
+def _with_first_devices(routes: Routes, question: Question) -> Routes:
+    """The same on the first devices of each type: which ones a walk ends on has no meaning."""
+    free = {name: iter(names_of([Pool(name, (count,))])) for name, count in question.counts.items()}
+    used = dict.fromkeys(device for route in routes for device in route)
+    names = {device: next(free[type_of(device)]) for device in used}
+    return tuple(tuple(names[device] for device in route) for route in routes)
 
 
 class _Walk:
