@@ -27,18 +27,22 @@ NodeMemory = Annotated[
         help="Besides --memory: the activations of one virtual node, through the whole model.", metavar="SIZE"
     ),
 ]
-Copies = Annotated[int, typer.Option(help="Besides --memory: on how many devices each stage is kept.", min=1)]
+Copies = Annotated[
+    int | None, typer.Option(help="Besides --memory: on how many devices each stage is kept; 2 unless given.", min=1)
+]
 OfDevices = Annotated[
     str | None,
     typer.Option(help="The memory of a device, such as 16GB, or by type: V100=16GB,P100=12GB.", metavar="SIZES"),
 ]
 
 
-def needs_of(memory: str | None, node_memory: str | None, copies: int) -> MemoryNeeds | None:
+def needs_of(memory: str | None, node_memory: str | None, copies: int | None) -> MemoryNeeds | None:
     """What ``--memory`` and the options beside it say."""
     if memory is None:
         if node_memory is not None:
             raise ConfigError("--node-memory needs --memory: the model's own, or that of each stage")
+        if copies is not None:
+            raise ConfigError("--copies needs --memory: without it, a job's copies are those of its Trainer")
         return None
     sizes: list[int] = []
     for part in memory.split(","):
@@ -47,7 +51,7 @@ def needs_of(memory: str | None, node_memory: str | None, copies: int) -> Memory
             raise ConfigError(f"--memory {part}: expected a size, or one of several stages such as 4GBx6")
         sizes += [parse_size(size, "--memory")] * int(times or 1)
     node = parse_size(node_memory, "--node-memory") if node_memory is not None else 0
-    return MemoryNeeds(tuple(sizes), node, copies)
+    return MemoryNeeds(tuple(sizes), node, 2 if copies is None else copies)
 
 
 def device_memory(text: str | None, file: Path | None, types: Collection[str]) -> dict[str, int]:

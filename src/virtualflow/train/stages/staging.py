@@ -133,6 +133,13 @@ def refuse_without_stages(job: JobContext, given: Mapping[str, bool]) -> None:
             "--mapping has a row for each of several stages, and this Trainer has none. Give one device index for each "
             "virtual node, or cut the model: vf.Trainer(stages=[...], ...)."
         )
+    memory = job.description.memory
+    if memory is not None and memory.is_cut:
+        warnings.warn(
+            f"the job was submitted with the memory of {len(memory.stages)} stages, and this Trainer has none: each "
+            "device holds the whole model. State one size with --memory.",
+            stacklevel=5,
+        )
 
 
 def _rows_by_hand(job: JobContext) -> tuple[tuple[int, ...], ...] | None:
