@@ -138,7 +138,7 @@ def refuse_without_stages(job: JobContext, given: Mapping[str, bool]) -> None:
         warnings.warn(
             f"the job was submitted with the memory of {len(memory.stages)} stages, and this Trainer has none: each "
             "device holds the whole model. State one size with --memory.",
-            stacklevel=5,
+            stacklevel=4,
         )
 
 
