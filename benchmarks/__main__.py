@@ -29,6 +29,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "scale": ("benchmarks.scale", {}),
     "learning": ("benchmarks.learning", {}),
     "policies": ("benchmarks.policies", {}),
+    "libraries": ("benchmarks.libraries", {}),
     "paper": ("benchmarks.paper", {}),
 }
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
+from benchmarks import published, report
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
+from virtualflow.cluster.policies.antman import busy
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.policies.themis import LEASE_SECONDS, Themis
 from virtualflow.cluster.throughput.model import Profiled
+from virtualflow.cluster.throughput.table import APART
 from virtualflow.cluster.throughput.workloads import paper_speeds
 from virtualflow.core.devices import parse_pools
 from virtualflow.sim import costs, gavel_table, importers, metrics
@@ -21,7 +24,7 @@ from virtualflow.sim.engine import simulate
 from virtualflow.sim.result import Run
 
 TRACES = Path(__file__).with_name("traces")
-OTHERS = ("fifo", "tiresias", "optimus", "themis", "gandiva")
+OTHERS = ("fifo", "tiresias", "optimus", "themis", "gandiva", "antman")
 DEVICES = 4  # of the traces by which fairness is compared
 CONTENDERS: Mapping[str, Callable[[], Policy]] = {
     f"`themis`, f = 0.8, {LEASE_SECONDS / 60:.0f} min": Themis,
@@ -37,7 +40,7 @@ CONTENDERS: Mapping[str, Callable[[], Policy]] = {
 def run(*, quick: bool) -> None:
     section = report.Section("policies", quick=quick)
     rhos = _largest_rhos(section, seeds=3 if quick else 20)
-    section.save({"largest rho": rhos, "same traces": _same_traces(section)})
+    section.save({"largest rho": rhos, "same traces": _same_traces(section), "busy": _busy_sums(section)})
 
 
 def drawn(seed: int) -> list[Job]:
@@ -74,6 +77,33 @@ def _largest_rhos(section: report.Section, seeds: int) -> dict[str, list[float]]
     rows = [[name, f"{statistics.mean(each):.2f}", f"{max(each):.2f}"] for name, each in found.items()]
     section.show(f"largest rho, over {seeds} drawn traces", ["", "mean", "most"], rows)
     return found
+
+
+def _busy_sums(section: report.Section) -> dict[str, list[float]]:
+    """AntMan's model against Gavel's pairs: device time that two different jobs on one device have in all, sorted."""
+    table = gavel_table.read(published.find("simulation_throughputs.json") or TRACES / "gavel-speeds.json")
+    found: dict[str, list[float]] = {}
+    for kind, pairs in table.shared.items():
+        jobs = {name: Job(name, 0.0, 1, 1.0, name) for (name, count), _ in pairs if count == 1}
+        sums = []
+        for one, other in itertools.combinations(jobs.values(), 2):
+            left = table.slowdown(one, [other], kind), table.slowdown(other, [one], kind)
+            if min(left) > 0:
+                sums.append(left[0] * busy(one, kind, table) + left[1] * busy(other, kind, table))
+        if sums and not kind.endswith(APART):
+            found[kind] = sorted(sums)
+    rows = [
+        [kind, len(sums), *(f"{_quantile(sums, part):.2f}" for part in (0.05, 0.5, 0.95))]
+        for kind, sums in found.items()
+    ]
+    section.show(
+        "device time of two jobs on one device, in all; the model: 1", ["", "pairs", "5%", "median", "95%"], rows
+    )
+    return found
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    return ordered[round(part * (len(ordered) - 1))]
 
 
 def _same_traces(section: report.Section) -> dict[str, Any]:

@@ -145,6 +145,11 @@ def gavels_jct(compat: str | None) -> Callable[[], str]:
     return lambda: f"{_gavels(8, compat)['jct']:,.1f} s"
 
 
+def gate() -> str:
+    """How much longer the average JCT at 8 jobs/h is by Gavel's rules than by ours."""
+    return f"{_gavels(8, 'gavel')['jct'] / _gavels(8, None)['jct'] - 1:.0%}"
+
+
 def luck(trace: str) -> Callable[[], str]:
     """The smallest and the largest average JCT over tiny disturbances."""
 
@@ -234,6 +239,16 @@ def worst_rho(contender: str) -> Callable[[], str]:
     return lambda: f"{max(results('policies')['results']['largest rho'][contender]):.2f}"
 
 
+def busy_sums() -> str:
+    """Device time of two jobs on one device, in all: the median over pairs, and the middle 90% of them."""
+
+    def text(kind: str, sums: list[float]) -> str:
+        low, median, high = (sums[round(part * (len(sums) - 1))] for part in (0.05, 0.5, 0.95))
+        return f"{median:.2f} on a {kind.upper()} (90% of {len(sums)} pairs: {low:.2f} to {high:.2f})"
+
+    return joined([text(kind, sums) for kind, sums in results("policies")["results"]["busy"].items()])
+
+
 def same_traces() -> str:
     rows = []
     for policy, found in results("policies")["results"]["same traces"].items():
@@ -273,6 +288,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "gavel.rate-8": mixed_rate(8),
     "gavel.other-rates": mixed_rate(1, 4, 12),
     "gavel.jct": gavels_jct("gavel"),
+    "gavel.gate": gate,
     "gavel.jct.ours": gavels_jct(None),
     "gavel.luck": luck("Gavel's trace and rules, 8 jobs/h"),
     "gavel.luck.paper": luck("the paper's trace, 8 jobs/h"),
@@ -282,5 +298,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "policies.rho": largest_rho,
     "policies.rho.most": worst_rho("`themis`, f = 0.8, 20 min"),
     "policies.rho.most-f-0": worst_rho("f = 0"),
+    "policies.busy": busy_sums,
     "policies.same-traces": same_traces,
 }

@@ -40,8 +40,9 @@ Signals, which are no errors and which no caller of this library sees, are defin
 - SumsLost: the sums of a step were lost with a worker
 - ChangedFile: a file is no longer what the job has read
 - TooManyGrids: there are more grids of cells than a search looks at
-- MeasurementDone: a profile is complete, and the script need not go on
+- ScriptDone: a profile is complete, or a step replayed, and the script need not go on
 - InterruptedMeasurement: Ctrl-C or a signal has interrupted a measurement
+- InterruptedReplay: Ctrl-C or a signal has interrupted the replay of a step
 - Interrupted: Ctrl-C, SIGTERM or a closed terminal
 - NotPlainError: a dataset holds something that another process can't have a copy of
 """

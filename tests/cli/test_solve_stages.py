@@ -91,7 +91,7 @@ def test_what_is_printed_has_the_picture_the_memory_and_the_others(profiles: Pat
 def test_a_model_that_fits_nowhere_is_refused_with_what_it_needs(profiles: Path) -> None:
     words = ["solve", "--profiles", str(profiles), "--batch-size", "8", "--virtual-nodes", "8", "--devices", "V100:2"]
     done = CliRunner().invoke(app, [*words, "--memory", "V100=2G"])
-    assert "the model does not fit: even a pipeline of 2 devices needs" in str(done.exception)
+    assert "tried, a pipeline of 2 devices needs the least memory" in str(done.exception)
     assert "a V100 has 2 GB" in str(done.exception)
 
 

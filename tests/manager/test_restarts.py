@@ -55,7 +55,7 @@ def test_jobs_run_on_while_their_manager_is_dead_and_the_next_one_takes_them_ove
     assert holds_the_lock(job.folder.path / "lock", coordinator)
     assert ended.assert_done(calm)["launches"] == 1
     assert waiting.view()["state"] == "QUEUED"
-    assert "1 device(s) are free, which is not enough for its 2" in waiting.view()["reason"]
+    assert "it needs 2 devices, and only 1 can be used now" in waiting.view()["reason"]
     job.let_go()
     assert job.assert_done(calm)["launches"] == 1
     assert waiting.assert_done(calm)["launches"] == 1
@@ -151,7 +151,7 @@ def test_a_second_manager_is_refused(story: UpAndDown) -> None:
 
 
 def test_jobs_that_are_kept_go_on_without_a_manager_and_under_the_next_one(story: UpAndDown) -> None:
-    assert story.down_keeping == "the manager has ended; its jobs go on\n"
+    assert story.down_keeping == "the manager has ended; its jobs keep running\n"
     assert story.lived_on
     assert (story.kept_launches, story.kept_coordinator) == (1, story.coordinator)
 

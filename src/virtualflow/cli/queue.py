@@ -122,7 +122,7 @@ def pause(job: JobArgument) -> None:
     """Stop a job with a checkpoint and release its devices, until `vf resume`."""
     view = _ask(job, "pause")
     how = "is paused" if view["state"] == JobState.PAUSED else "stops at its next step boundary, with a checkpoint"
-    print(f"job {view['id']} {how}; `vf resume {view['id']}` lets it go on")
+    print(f"job {view['id']} {how}; `vf resume {view['id']}` continues it")
 
 
 def resume(
@@ -130,7 +130,7 @@ def resume(
     from_checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="Go on from this checkpoint instead of the last one: a step of the job, or a file. Later ones are "
+            help="Continue from this checkpoint instead of the last one: a step of the job, or a file. Later ones are "
             "set aside.",
             metavar="STEP|FILE",
         ),
@@ -143,7 +143,7 @@ def resume(
         is_step = from_checkpoint.isdecimal()
         choice = from_checkpoint if is_step else str(Path(from_checkpoint).absolute())
         view, source = _ask(job, "resume", from_checkpoint=choice), f" from {'step ' if is_step else ''}{choice}"
-    print(f"job {view['id']} goes on{source}: its state is {view['state']}")
+    print(f"job {view['id']} continues{source}: its state is {view['state']}")
 
 
 def cancel(job: JobArgument) -> None:

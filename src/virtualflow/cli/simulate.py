@@ -16,6 +16,7 @@ from virtualflow.cli.options import RoundSeconds, Useful
 from virtualflow.cli.screen import screen
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
+from virtualflow.cluster.throughput.goodput import Goodput
 from virtualflow.cluster.throughput.model import Throughput
 from virtualflow.cluster.throughput.table import GAVEL, GAVEL_ROUND_SECONDS
 from virtualflow.cluster.throughput.workloads import paper_speeds
@@ -101,6 +102,7 @@ def simulate(
     speeds: Throughput = paper_speeds(even=costs_name == costs.PAPER.name)  # its whole system, not half of it
     if table is not None:
         speeds = gavel_table.read(table, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat == GAVEL else None)
+    speeds = Goodput(speeds)  # of Pollux' applications
     options = Options(rounding, useful, round_seconds, backfill, compat)
     broken = Failures(failures, machine_failures, repair, seed)
     pools = on_machines(parse_pools(devices), machine_size)

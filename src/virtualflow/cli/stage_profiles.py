@@ -17,6 +17,7 @@ from virtualflow.core import stage_profile
 from virtualflow.core.profile import BEYOND
 from virtualflow.core.sizes import size_text
 from virtualflow.core.stage_profile import Link, StagedProfile, StagedWorkload, StagePoint, UnitFigures
+from virtualflow.core.wording import counted
 from virtualflow.system.text import visible
 
 
@@ -66,7 +67,7 @@ def _profile(device_type: str, result: Mapping[str, Any]) -> StagedProfile:
 
 def _show(console: Console, profile: StagedProfile) -> None:
     size = profile.node_sizes[-1]
-    title = Text(visible(f"{profile.device_type}, virtual nodes of {size} example(s)"), style="italic")
+    title = Text(visible(f"{profile.device_type}, virtual nodes of {counted(size, 'example')}"), style="italic")
     table = Table(
         "stage", "forward", "backward", "weights", "optimizer", "kept", "to the next", title=title, title_justify="left"
     )

@@ -101,12 +101,12 @@ def _lengths(devices: int, copies: int, shares: Sequence[float] | None) -> list[
 
 def _distinct(held: list[int], devices: int) -> list[int]:
     """Where rounding has made two copies meet, the next devices instead."""
-    found: list[int] = []
+    distinct: list[int] = []
     for device in held:
-        while device in found:
+        while device in distinct:
             device = (device + 1) % devices
-        found.append(device)
-    return found
+        distinct.append(device)
+    return distinct
 
 
 def _take_turns(holders: list[list[int]], sizes: Sequence[int]) -> list[list[int]]:

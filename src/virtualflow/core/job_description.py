@@ -10,7 +10,7 @@ from virtualflow.core.memory_needs import MemoryNeeds
 
 # What a cluster settles, and what holds only on devices that a job keeps: nothing that is submitted.
 NOT_SUBMITTED = frozenset(
-    {"threads_per_device", "device_type", "device_bytes", "hash_seed", "audit", "profiling"}
+    {"threads_per_device", "device_type", "device_bytes", "hash_seed", "audit", "profiling", "replay"}
     | {"owners", "cells", "node_sizes", "stage_profile"}
 )
 
@@ -34,6 +34,7 @@ class JobDescription:
     node_sizes: tuple[int, ...] | None = None  # a plan's, instead of the script's
     emulated: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device, or until it is launched by type
     profiling: dict[str, Any] | None = None
+    replay: dict[str, Any] | None = None  # of a step of another job: the script ends after it
     hash_seed: str = "0"  # PYTHONHASHSEED in its workers
     preload: tuple[str, ...] | None = None  # what is imported before workers start; None: what the script imports
     name: str = ""  # as its owner calls it

@@ -76,7 +76,7 @@ def run(spec: WorkerSpec, control: int) -> int:
         reading.start()
         try:
             code = run_script(overlay, spec.description.script, spec.description.arguments)
-        except instruments.MeasurementDone:
+        except instruments.ScriptDone:
             code = 0
         if os.getpid() != process:
             return code  # a process that the script has forked, and that has come to the script's end
@@ -152,7 +152,7 @@ def _enter(spec: WorkerSpec, wire: Wire[ToWorker], facts: Callable[[], dict[str,
         device_type,
         Path(spec.resume_from) if spec.resume_from else None,
         spec.mixed,
-        instruments.chosen(spec.instruments),
+        instruments.chosen(spec.instruments, Path(spec.job_folder)),
         profiled_grids(described),
         facts,
     )

@@ -28,6 +28,7 @@ from virtualflow.cluster.messages import (
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.core.job_state import JobState
+from virtualflow.core.wording import counted
 from virtualflow.errors import (
     ManagerError,
     RecordsError,
@@ -113,14 +114,12 @@ class Manager:
     def cap(self, job_id: str, devices: int | None) -> None:
         """Limit the devices that a job may have; None lifts the limit."""
         if devices is not None and not 1 <= devices <= self.devices:
-            raise ManagerError(f"a job can have 1 to {self.devices} device(s) here, not {devices}")
+            raise ManagerError(f"a job can have at most {counted(self.devices, 'device')} here, not {devices}")
         with self.lock:
             record = self.records.unfinished(job_id)
             held = self.scheduler.held(self._job(record))
             if devices is not None and held is not None and held.types is not None and devices < held.min:
-                raise ManagerError(
-                    f"job {record.id} has no room on fewer than {held.min} device(s) here, for its memory"
-                )
+                raise ManagerError(f"job {record.id} needs at least {counted(held.min, 'device')} here, for its memory")
             self.reconciler.learn(record.id, cap=devices)
 
     def pause(self, job_id: str) -> None:
@@ -178,7 +177,7 @@ class Manager:
             try:
                 record = orphans.adopted(folder, self.clock())
             except OSError as error:
-                raise ManagerError(f"what is left of job {job_id} is not enough to go on: {error}") from error
+                raise ManagerError(f"job {job_id} can't be continued: its folder is incomplete ({error})") from error
             self._take_in(record)
 
     @property
@@ -334,4 +333,7 @@ def _not_taken(error: Exception) -> VirtualFlowError:
 def _check_disk() -> None:
     free = shutil.disk_usage(home()).free
     if free < MIN_FREE_BYTES:
-        raise RecordsError(f"the disk of {home()} is full: {free >> 20} MB are left. Jobs go on; submits must wait.")
+        raise RecordsError(
+            f"the disk of {home()} is full: {free >> 20} MB are left. Running jobs continue; submits are "
+            f"refused until there is space."
+        )

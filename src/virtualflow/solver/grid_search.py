@@ -67,7 +67,7 @@ class GridPlan:
             return f"a pipeline of {len(set(routes[0]))} devices"
         if sum(len(set(route)) for route in routes) == len({device for route in routes for device in route}):
             depths = sorted((len(set(route)) for route in routes), reverse=True)
-            return f"{len(routes)} lines of {', '.join(str(depth) for depth in dict.fromkeys(depths))} device(s)"
+            return f"{len(routes)} lines of {', '.join(str(depth) for depth in dict.fromkeys(depths))} devices"
         return f"a mixture of {len(routes)} routes over {len(self.cells.devices)} devices"
 
 
@@ -174,9 +174,9 @@ class GridSearch:
         device, plan = min(excess, key=lambda pair: pair[0].memory_bytes - pair[0].capacity_bytes)
         needed, there = size_text(device.memory_bytes), size_text(device.capacity_bytes)
         return (
-            f"the model does not fit: even {plan.shape} needs {needed} on {device.device}, and a "
-            f"{type_of(device.device)} has {there}. Use more devices, more stages, smaller virtual nodes, "
-            "recompute=True or copies=1."
+            f"the model does not fit: of all grids that were tried, {plan.shape} needs the least memory, {needed} on "
+            f"{device.device}, and a {type_of(device.device)} has {there}. Use more devices, more stages, smaller "
+            "virtual nodes, recompute=True or copies=1."
         )
 
     def _best_of(self, candidates: Sequence[Team], lines: KnownLines, *, fitting: bool = True) -> GridPlan | None:

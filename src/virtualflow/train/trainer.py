@@ -108,10 +108,11 @@ class Trainer:
         facts = run_facts.of_job(settled.seed, schedule) | trained.facts
         self._live = engine.live
         self._course = Course.of(facts, engine, settled, self._loading, instruments, loggers)
-        self._steps = StepCalls(engine, self._course, settled.seed)
+        self._steps = StepCalls(engine, self._course, settled, instruments)
         self._calls = SharedCalls(
             engine.inference, self._course.loop, self._peers, self._recorded, self._loading, self._course.journal
         )
+        self._keep_files = instruments.keep_files
         self._on_step = (on_step,) if callable(on_step) else tuple(on_step)
         membership.new_trainer(settled.number, schedule.at(0), trained.parameters)
         if not membership.joining:
@@ -192,9 +193,9 @@ class Trainer:
 
         A Trainer that has phases makes a step of the one that is named.
         """
-        return self._told(self._steps.make(batch, phase, update=True))
+        return self._reported(self._steps.make(batch, phase, update=True))
 
-    def _told(self, loss: StepLoss) -> StepLoss:
+    def _reported(self, loss: StepLoss) -> StepLoss:
         for call in self._on_step:
             call(self, loss)
         return loss
@@ -255,6 +256,8 @@ class Trainer:
         self._recorded(lambda: self._save(Path(path)))
 
     def _save(self, path: Path) -> None:
+        if not self._keep_files:
+            return
         self._course.checkpoints.save(path)
         self._course.journal.saved(self.global_step, path)
 
@@ -268,6 +271,9 @@ class Trainer:
 
         With stages, it is that of an ``nn.ModuleList`` or ``nn.Sequential`` of them.
         """
+        if not self._keep_files:
+            self._recorded(lambda: None)
+            return
         if (files := self._live.files) is not None:
             self._recorded(lambda: files.export(Path(path), self.global_step))
             return
@@ -305,7 +311,7 @@ class Trainer:
         ``grad_scaler`` the gradients are still scaled.
         """
         checks.check_not_sharded(self._live.shards, "trainer.gradients")
-        return self._told(self._steps.make(batch, phase, update=False))
+        return self._reported(self._steps.make(batch, phase, update=False))
 
     def once(self, function: Callable[[], object]) -> None:
         """Have the lead worker call *function*, such as one that writes a file; return when all know that it is done.

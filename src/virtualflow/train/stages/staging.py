@@ -17,7 +17,8 @@ from virtualflow.core.profiled_grid import GridWanted
 from virtualflow.errors import ConfigError
 from virtualflow.train import preparation
 from virtualflow.train.committed import Live
-from virtualflow.train.instruments import Emulation, Measurement
+from virtualflow.train.instruments import Measurement
+from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.stages.cell_runs import CellRunner, StageLoss
 from virtualflow.train.stages.held_stages import HeldStages
@@ -92,6 +93,7 @@ class StagedEngine:
         live: Live,
         peers: Peers,
         device: torch.device,
+        pace: Pace,
         seed: int,
         node_sizes: Sequence[int],
         trainer: int,
@@ -113,10 +115,10 @@ class StagedEngine:
         self.state = StagedState(cut, held, sums, choice, peers, device)
         self.live = replace(live, stages=self.state, files=StagedFiles(self.state, peers), reductions={"": sums})
         loss_scale = LossScale(live.grad_scaler, device)
-        cells = CellRunner(cut, held, sums, staging.loss_fn, loss_scale, seed, recompute=staging.recompute)
+        cells = CellRunner(cut, held, sums, staging.loss_fn, loss_scale, pace, seed, recompute=staging.recompute)
         settings = StagedSettings(seed, virtual_nodes, trainer, clip_grad_norm, on_nan, staging.schedule)
         self.runner = StagedRunner(
-            self.state, cells, staging.optimizer, loss_scale, settings, peers, live.metric_names, live.parts
+            self.state, cells, staging.optimizer, loss_scale, pace, settings, peers, live.metric_names, live.parts
         )
         self.inference = StagedInference(self.state, seed, peers)
         if not peers.membership.joining and not is_measured:
@@ -189,12 +191,5 @@ def _stated_memory(job: JobContext, stages: int, copies: int) -> MemoryNeeds | N
 
 
 def _check_job(job: JobContext) -> None:
-    if job.mixed:
-        raise ConfigError("stages= on devices of different types is not supported: their kernels round differently.")
     if job.description.audit:
         raise ConfigError("--audit is not supported together with stages=: it compares whole models. Leave it out.")
-    if isinstance(job.instruments, Emulation) or job.description.emulated:
-        raise ConfigError(
-            "emulated devices are not supported together with stages=. Profile on a device of the type itself: "
-            "vf profile --device-type TYPE."
-        )
