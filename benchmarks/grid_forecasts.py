@@ -32,7 +32,7 @@ def compared(*, quick: bool) -> dict[str, Any]:
 
     The ratio is that of the fastest run: on a machine that others use too, it is the one that was least disturbed.
     """
-    steps, rounds = (4, 1) if quick else (16, 3)
+    steps, rounds = (4, 1) if quick else (12, 2)
     with tempfile.TemporaryDirectory(prefix="vf-bench-") as folder:
         _vf(["profile", "--devices", "2", "--largest", str(NODE_SIZE), "-o", folder, *_job(2, "1f1b")])
         forecasts = {name: _forecast(folder, *grid) for name, grid in GRIDS.items()}

@@ -31,17 +31,17 @@ LARGE = {  # devices, their memory in gigabytes, how many times slower a type is
 }
 STAGES = 64
 MEDIUM = [(4, 11, 3), (6, 16, 6), (8, 16, 8), (16, 16, 8)]  # 44 to 256 cells
-LONGER = 6  # times the solver's own walk
+LONGER = 4  # times the solver's own walk
 TINY = [(2, 2, 3), (2, 3, 3), (3, 3, 2), (2, 4, 3), (3, 4, 2)]  # stages, virtual nodes, devices
 
 
 def run(*, quick: bool) -> None:
     section = report.Section("grids", quick=quick)
-    times = {name: _large(name, 1 if quick else 5) for name in LARGE}
+    times = {name: _large(name, 1 if quick else 3) for name in LARGE}
     rows = [[name, LARGE[name][0], found["shape"], f"{found['cpu_seconds']:.2f}", f"{found['seconds']:.2f}"]
             for name, found in times.items()]  # fmt: skip
     section.show(f"{STAGES} stages", ["", "devices", "answer", "processor, s", "clock, s"], rows)
-    gaps = [_gaps(*size, 10 if quick else 100) for size in TINY]
+    gaps = [_gaps(*size, 10 if quick else 40) for size in TINY]
     columns = [
         "stages",
         "virtual nodes",
@@ -57,7 +57,7 @@ def run(*, quick: bool) -> None:
         for gap in gaps
     ]
     section.show("candidates against every grid", columns, rows)
-    beyond = [_beyond(*size, is_even, 2 if quick else 8) for size in MEDIUM for is_even in (True, False)]
+    beyond = [_beyond(*size, is_even, 2 if quick else 5) for size in MEDIUM for is_even in (True, False)]
     columns = [
         "stages, nodes, devices",
         "stages are",

@@ -46,6 +46,21 @@ def test_what_devices_hold_now_counts_more_than_what_was_profiled() -> None:
     assert all(len(best.stages_of(device)) == 1 for device in devices)
 
 
+def test_devices_of_several_types_get_what_they_are_good_for() -> None:
+    fast, slow = workload().profile("cpu"), workload().profile("cpu")
+    slower = tuple(
+        tuple(replace(point, forward_seconds=4 * point.forward_seconds, backward_seconds=4 * point.backward_seconds)
+              for point in points)
+        for points in slow.stages
+    )  # fmt: skip
+    profiles = {"V100": replace(fast, device_type="V100"), "P100": replace(slow, device_type="P100", stages=slower)}
+    grids = ProfiledGrids(StagedWorkload("a model", profiles, Link()))
+    best = grids.best(WANTED, ("P100:3", "V100:7", "P100:5"))
+    cells = {device: len(best.cells_of(device)) for device in best.devices}
+    assert set(cells) == {"V100:7", "P100:3", "P100:5"}
+    assert cells["V100:7"] > cells["P100:3"] + cells["P100:5"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "devices", "why"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 
@@ -32,32 +33,35 @@ class ProfiledGrids:
 
     def why_not(self, wanted: GridWanted, devices: Sequence[DeviceId]) -> str | None:
         """Why the profile tells nothing of that model on *devices*; None if it does."""
-        try:
-            profile = self._workload.profile(type_of(devices[0]))
-            profile.at(wanted.node_size)
-        except ProfileError as error:
-            return str(error)
-        stages, parameters = len(profile.stages), profile.facts.get("parameters", wanted.parameters)
-        if (stages, parameters) == (wanted.stages, wanted.parameters):
-            return None
-        return (
-            f"it was made for {stages} stages of {parameters} parameters, and this model has {wanted.stages} of "
-            f"{wanted.parameters}. Make it again with `vf profile`."
-        )
+        for name in dict.fromkeys(map(type_of, devices)):
+            try:
+                profile = self._workload.profile(name)
+                profile.at(wanted.node_size)
+            except ProfileError as error:
+                return str(error)
+            stages, parameters = len(profile.stages), profile.facts.get("parameters", wanted.parameters)
+            if (stages, parameters) != (wanted.stages, wanted.parameters):
+                return (
+                    f"it was made for {stages} stages of {parameters} parameters, and this model has {wanted.stages} "
+                    f"of {wanted.parameters}. Make it again with `vf profile`."
+                )
+        return None
 
     def _best(self, wanted: GridWanted, devices: tuple[DeviceId, ...]) -> Cells:
-        name = type_of(devices[0])
-        costs = costs_at(self._workload, [name], wanted.node_size)
+        counts = Counter(map(type_of, devices))
+        costs = costs_at(self._workload, counts, wanted.node_size)
         if wanted.device_bytes is not None:
-            costs = costs.with_memory({name: wanted.device_bytes})
-        pool = Pool(name, (len(devices),))
-        search = GridSearch(costs, [pool], wanted.virtual_nodes, wanted.schedule, wanted.copies)
-        usual = pipelines(costs.stages, wanted.virtual_nodes, names_of([pool]))
+            costs = costs.with_memory(dict.fromkeys(counts, wanted.device_bytes))
+        pools = [Pool(name, (count,)) for name, count in counts.items()]
+        search = GridSearch(costs, pools, wanted.virtual_nodes, wanted.schedule, wanted.copies)
+        names = names_of(pools)
+        usual = pipelines(costs.stages, wanted.virtual_nodes, names)
         known = [search.planned(with_copies(usual, wanted.copies)), *search.candidates]
         best = min((plan for plan in known if _all_run(plan.cells, devices)), key=worth)
         walked = search.planned(improved(search.question, best.cells, MOST_RUNS))
         chosen = min((plan for plan in (best, walked) if _all_run(plan.cells, devices)), key=worth)
-        return _named(chosen.cells, dict(zip(names_of([pool]), devices, strict=True)))
+        by_type = sorted(devices, key=lambda device: list(counts).index(type_of(device)))  # as *names* are
+        return _named(chosen.cells, dict(zip(names, by_type, strict=True)))
 
 
 def _all_run(cells: Cells, devices: Sequence[DeviceId]) -> bool:
