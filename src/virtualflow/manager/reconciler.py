@@ -3,13 +3,14 @@ other. Knows no lock and no other job's trouble."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from virtualflow.cluster.messages import DevicesLost, JobArrived, JobChanged, JobEnded
 from virtualflow.cluster.policies.base import Policy
-from virtualflow.errors import LaunchError
+from virtualflow.errors import LaunchError, VirtualFlowError
 from virtualflow.job import launch
 from virtualflow.job.folder import JobSpec
 from virtualflow.job.status import JobStatus
@@ -21,8 +22,12 @@ from virtualflow.manager.lifecycle import Effect, HowEnded
 from virtualflow.manager.record import Record, Wish
 from virtualflow.manager.records import Records
 from virtualflow.manager.scheduling import SchedulerDriver
+from virtualflow.solver import profile_files
+from virtualflow.system.home import profiles_of
 
 ESTIMATE_SECONDS = 5.0  # between two looks at how long a job will take
+
+_log = logging.getLogger(__name__)
 
 
 class Reconciler:
@@ -218,9 +223,20 @@ class Reconciler:
             self.driver.handle(JobChanged(self._seconds(), after))
 
     def spec(self, record: Record, devices: tuple[str, ...]) -> JobSpec:
-        return description.for_coordinator(
+        spec = description.for_coordinator(
             record, devices, self._cluster, self.driver.scheduler.placement.devices, self.machines
         )
+        return spec.changed(stage_profile=_stage_profile(record))
+
+
+def _stage_profile(record: Record) -> dict[str, Any] | None:
+    """The profile that is kept of a script whose model is cut: its job chooses its grid by that."""
+    script = record.description.script
+    try:
+        return profile_files.kept_stages(profiles_of(script))
+    except (VirtualFlowError, OSError) as error:
+        _log.warning("the stage profiles of %s are of no use to job %s: %s", script, record.id, error)
+        return None
 
 
 def _preempted(status: JobStatus | None) -> set[str]:
