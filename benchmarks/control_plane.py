@@ -28,13 +28,14 @@ Row = dict[str, Any]
 
 def run(*, quick: bool) -> None:
     section = report.Section("control-plane", quick=quick)
-    sizes, deaths = ((25, 50), 5) if quick else ((125, 250, 500, 1000), 100)
-    found = {workers: _job(workers, min(deaths, workers // 10)) for workers in sizes}
-    for workers, rows in found.items():
+    sizes, deaths = ((25, 50), 5) if quick else ((100, 300, 1000), 100)
+    found: dict[str, dict[str, Row]] = {}
+    for workers in sizes:
+        rows = found[str(workers)] = _job(workers, min(deaths, workers // 10))
         title = f"a job of {workers:,} workers; for each event: messages, traffic and processor time of the coordinator"
         columns = ["", "events", "read", "sent", "MB", "ms", "published, ms", "all formed, ms"]
         section.show(title, columns, [_shown(name, row) for name, row in rows.items()])
-    section.save({str(workers): rows for workers, rows in found.items()})
+        section.save(found)
 
 
 def _shown(name: str, row: Row) -> list[object]:
