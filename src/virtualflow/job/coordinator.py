@@ -35,6 +35,7 @@ from virtualflow.job.job_requests import JobRequests
 from virtualflow.job.listener import Listener
 from virtualflow.job.outcome import Ending, JobOutcome, signal_name
 from virtualflow.job.output import Sink
+from virtualflow.job.post_office import PostOffice
 from virtualflow.job.spec import CHANGED, EXIT, NO_MAPPING, Failure
 from virtualflow.job.starting import RETRY_SECONDS, Starting
 from virtualflow.job.status import JobStatus, status_of
@@ -89,6 +90,7 @@ class Coordinator:
             replace_lost=job.replace_lost,
             patience_seconds=job.patience_seconds,
         )
+        self._post_office = PostOffice(self.roster.group, self._crew.send)
         self.balancing = Balancing(job, self.roster, speeds, self._print)
         self._starting = Starting(
             job, folder, self._running_program, self._crew, self.roster, self.balancing, resume_from
@@ -247,8 +249,8 @@ class Coordinator:
             case messages.ExchangeWorker():
                 if why_not := self._exchange.plan(message, self.roster, typed=self.balancing.typed):
                     self._print(why_not)
-            case messages.GroupPost():
-                self._pass_on(device, message)
+            case messages.GroupPost() | messages.GroupLetters():
+                self._post_office.take(device, message)
             case messages.EarlyResult():
                 self._starting.keep(message)
             case messages.WorkerFailed(failure):
@@ -313,13 +315,6 @@ class Coordinator:
         except MappingError as error:
             self._ending.fail(NO_MAPPING, f"{error}\n")
 
-    def _pass_on(self, device: str, post: messages.GroupPost) -> None:
-        """Forward it to the other workers of a group that forms. Only members may send to a group."""
-        members = self.roster.group(post.group)
-        for other in members if device in members else ():
-            if other != device:
-                self._crew.send(other, post)
-
     def _end_if_changed(self, device: str, conflict: str | None) -> None:
         if conflict is not None:
             self._ending.fail(CHANGED, f"{conflict}Start the job again.\n", device)
@@ -350,7 +345,7 @@ class Coordinator:
                         _log.warning("device %s is ended: %s", device, why)
                     self._crew.kill(device)
                 case PublishGeneration(generation):
-                    self._crew.send_to_all(messages.NewGeneration(generation))
+                    self._crew.send(self._crew.workers, messages.NewGeneration(generation))
                 case ReleaseWorker(device):
                     self._crew.release(device)
                 case FinishJob():
@@ -361,7 +356,7 @@ class Coordinator:
                     assert_never(action)
 
     def _finish(self) -> None:
-        self._crew.send_to_all(messages.AllFinished())
+        self._crew.send(self._crew.workers, messages.AllFinished())
         self._ending.is_stopping = False  # even if a stop was requested: the script has ended by itself
         if self._exchange.is_planned:
             self._print(exchange.CAME_TOO_LATE)
@@ -380,6 +375,7 @@ class Coordinator:
 
     def _pump(self, timeout_seconds: float) -> None:
         self._crew.pump(timeout_seconds)
+        self._post_office.deliver()
         self._on_tick()
 
     def _end_workers(self) -> None:

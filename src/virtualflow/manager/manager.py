@@ -253,9 +253,9 @@ class Manager:
             if not self._stopping and self._driver.is_due(now):
                 self._handle(Woken(now))
             healthy = self._errors.for_each(self.reconciler.look_at, [record.id for record in self.records.running()])
-            self._errors.for_each(
-                self.reconciler.direct, [job_id for job_id in healthy if self.records[job_id].state == JobState.RUNNING]
-            )
+            running = [job_id for job_id in healthy if self.records[job_id].state == JobState.RUNNING]
+            self._errors.for_each(self.reconciler.estimate, self.reconciler.due_for_estimate(running))
+            self._errors.for_each(self.reconciler.direct, running)
             if not self._stopping:
                 waiting = [
                     record for record in self.records.all() if record.state == JobState.QUEUED and record.devices
