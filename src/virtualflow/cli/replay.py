@@ -17,6 +17,7 @@ from virtualflow.cli.jobs import JobArgument
 from virtualflow.cli.options import devices_of
 from virtualflow.cli.screen import print_line, screen
 from virtualflow.cli.verify import print_verdict
+from virtualflow.core.wording import counted
 from virtualflow.errors import LaunchError
 from virtualflow.job.folder import JobFolder
 from virtualflow.replaying.step_replay import InterruptedReplay, Replay, Replayed, Run, Show, replayed
@@ -106,7 +107,7 @@ def _facts(run: Run, wanted: Replay, found: Replayed, node: int | None, files: l
 
 def _print(facts: dict[str, Any], found: Replayed) -> None:
     count, recorded = len(facts["devices"]), facts["recorded"]
-    print_line(f"job {facts['job']}: step {facts['step']} again, on {count} device(s), from {facts['start']}")
+    print_line(f"job {facts['job']}: step {facts['step']} again, on {counted(count, 'device')}, from {facts['start']}")
     print_verdict(found.verdict)
     norm = f", gradient norm {float.fromhex(recorded['norm_bits'])!r}" if recorded["norm_bits"] else ""
     print_line(f"  recorded: loss {recorded['loss']!r}{norm}, {recorded['examples']} examples, {recorded['chain']}")
