@@ -164,7 +164,6 @@ def test_a_fast_type_of_device_holds_more() -> None:
     for worker, device in zip(workers, devices, strict=True):
         worker.membership.devices, worker.membership.device = devices, device
         worker.membership.mapping = lambda nodes: Mapping((*["V100:0"] * 4, *["P100:0"] * 2, *["P100:1"] * 2))  # type: ignore[method-assign]
-        worker.shards._home = None
     run_together(*(w.step for w in workers))
     assert [len(w.shards.held) for w in workers] == [ROWS // 2, ROWS // 4, ROWS // 4]
     first, *_ = run_together(*(w.collected for w in workers))
