@@ -39,6 +39,11 @@ class JobDescription:
     preload: tuple[str, ...] | None = None  # what is imported before workers start; None: what the script imports
     name: str = ""  # as its owner calls it
 
+    def result(self) -> JobDescription:
+        """Just what decides the result: nothing of where the job runs, and of what is done for its safety."""
+        decides = ("threads_per_device", "from_checkpoint", "node_sizes", "hash_seed", "preload")
+        return JobDescription(self.script, self.arguments, **{name: getattr(self, name) for name in decides})
+
     @property
     def title(self) -> str:
         """Its name; without one, its script's, or that of the package whose ``__main__`` it is."""
