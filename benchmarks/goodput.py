@@ -17,7 +17,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from benchmarks import published
-from virtualflow.cluster.throughput.goodput import FILE, StepTimes
+from virtualflow.cluster.throughput.goodput import StepSeconds
+from virtualflow.sim.pollux_applications import FILE
 
 EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
 MOST_LOCAL = {"yolov3": 8}  # examples of a T4 that Pollux lets it have
@@ -42,7 +43,7 @@ def main() -> None:
     FILE.write_text(json.dumps(content | {"applications": found}, indent=1) + "\n")
 
 
-def fitted(name: str, kind: str) -> tuple[StepTimes, float]:
+def fitted(name: str, kind: str) -> tuple[StepSeconds, float]:
     """The model with the least squares of the logarithms, and the median error of its step times."""
     folder, suffix = SOURCES[kind]
     rows = _measured(f"{folder}/traces/{name}", suffix)
@@ -69,7 +70,7 @@ def fitted(name: str, kind: str) -> tuple[StepTimes, float]:
     error = float(np.median(np.abs(model(best)[1] / step - 1)))
     gamma = 1 + 9 / (1 + math.exp(-best[6]))
     values = [float(f"{value:.5g}") for value in (*np.exp(best[:6]), gamma)]
-    return StepTimes(*values, int(local.min()), int(local.max())), error
+    return StepSeconds(*values, int(local.min()), int(local.max())), error
 
 
 _COLUMNS = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")

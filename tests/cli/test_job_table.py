@@ -124,7 +124,7 @@ def test_verbs_take_names_and_beginnings_of_ids() -> None:
         assert (code, "1117-bbbb" in words, "1117-aaaa" in words) == (0, True, False), words
     assert run_verb("logs", "first") == (0, "")
     code, words = run_verb("status", "1117")
-    assert (code, "may be any of 2 jobs: 1117-aaaa, 1117-bbbb" in words) == (2, True)
+    assert (code, "fits 2 jobs: 1117-aaaa, 1117-bbbb" in words) == (2, True)
 
 
 def test_clean_asks_and_keeps_what_is_newer_than_a_week(two_jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +148,8 @@ def test_clean_asks_for_one_job_too_whatever_its_age(two_jobs: Path, monkeypatch
         code, words = run_verb("clean", "1117-aaaa")
         assert (code, "Remove 1 job," in words) == (0, True), words
         assert sorted(path.name for path in (two_jobs / "jobs").iterdir()) == left
+    assert run_verb("clean", "--older-than", "0", "--yes")[0] == 0
+    assert run_verb("clean", "--older-than", "0")[1] == "nothing to remove: no job has ended.\n"
 
 
 def test_the_speed_table_shows_what_was_measured_beside_what_was_predicted() -> None:

@@ -299,7 +299,8 @@ def clean(
         age = seconds_of(older_than, "--older-than")
         old = [folder for folder in all_jobs() if _is_removable(folder) and time.time() - folder.last_change() >= age]
     if not old:
-        print(f"nothing to remove: no job ended more than {older_than} ago. --older-than 0 removes newer ones, too.")
+        newer = "has ended" if age == 0 else f"ended more than {older_than} ago. --older-than 0 removes newer ones, too"
+        print(f"nothing to remove: no job {newer}.")
         return
     for folder in old:
         print_line(f"{folder.path.name}  {folder.title()}  ended {duration(time.time() - folder.last_change())} ago")

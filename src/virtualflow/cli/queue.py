@@ -42,7 +42,7 @@ def submit(
     job: SubmitOptions,
     memory: StatedMemory = None,
     node_memory: NodeMemory = None,
-    copies: Copies = 2,
+    copies: Copies = None,
     include: Include = None,
     env: Annotated[
         list[str] | None,

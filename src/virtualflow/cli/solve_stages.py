@@ -13,8 +13,9 @@ from rich.text import Text
 
 from virtualflow.cli.cell_table import colours_of, print_grid
 from virtualflow.cli.files import writing
+from virtualflow.cli.memory import memory_by_type
 from virtualflow.core.devices import Pool
-from virtualflow.core.sizes import parse_size, size_text
+from virtualflow.core.sizes import size_text
 from virtualflow.core.stage_profile import StagedWorkload
 from virtualflow.errors import ConfigError
 from virtualflow.solver import grid_plan
@@ -40,7 +41,7 @@ def solve_stages(
     costs = _costs(known, pools, batch_size, virtual_nodes, memory)
     assert virtual_nodes is not None
     answer = solve_grid(costs, pools, virtual_nodes, kind, copies)
-    report = grid_plan.to_json(answer, known.name, batch_size, virtual_nodes, kind, copies)
+    report = grid_plan.to_json(answer, pools, known.name, batch_size, virtual_nodes, kind, copies)
     if output is not None:
         with writing(output):
             output.write_text(json.dumps(report, indent=2) + "\n")
@@ -48,17 +49,6 @@ def solve_stages(
         print(json.dumps(report, indent=2))
     else:
         _show(console, answer, report)
-
-
-def memory_of(text: str | None) -> dict[str, float]:
-    """``V100=16G,P100=12G``."""
-    sizes: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        name, separator, size = part.partition("=")
-        if not separator or not name.strip():
-            raise ConfigError(f"--memory {part!r}: expected TYPE=SIZE, such as V100=16G, with commas between types")
-        sizes[name.strip()] = parse_size(size, "--memory")
-    return sizes
 
 
 def _costs(
@@ -75,9 +65,7 @@ def _costs(
             "size for a model in stages."
         )
     types = [pool.device_type for pool in pools]
-    if unknown := memory_of(memory).keys() - set(types):
-        raise ConfigError(f"--memory names {min(unknown)}, which is not among the devices: {', '.join(types)}")
-    return costs_at(known, types, batch_size // virtual_nodes).with_memory(memory_of(memory))
+    return costs_at(known, types, batch_size // virtual_nodes).with_memory(memory_by_type(memory, types, "--memory"))
 
 
 def _show(console: Console, answer: GridAnswer, report: dict[str, Any]) -> None:
@@ -97,7 +85,8 @@ def _show(console: Console, answer: GridAnswer, report: dict[str, Any]) -> None:
         console.print("Every grid of these devices was compared: none is faster.")
     else:
         console.print(f"No grid of these devices can be faster than {answer.least_seconds:.4g} s a step.")
-    console.print(f"--mapping {report['mapping']}", soft_wrap=True)
+    used = ",".join(f"{entry['type']}:{entry['count']}" for entry in report["devices"])
+    console.print(f"--devices {used} --mapping {report['mapping']}", soft_wrap=True)
 
 
 def _compared(plan: GridPlan, best: GridPlan) -> str:

@@ -56,7 +56,11 @@ class Wire(Generic[Incoming]):
 
     def send(self, message: Message) -> bool:
         """Send a message; return whether the other end was still there to read it."""
-        return self._send(encoded(message) + b"\n")
+        return self.send_line(encoded(message))
+
+    def send_line(self, line: bytes) -> bool:
+        """The same for a message that is encoded already, as one for many others is."""
+        return self._send(line + b"\n")
 
     def beat(self) -> None:
         """Show that this end is there."""

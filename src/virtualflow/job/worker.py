@@ -41,6 +41,7 @@ from virtualflow.program.file_reads import ChangedFile, Reading
 from virtualflow.program.manifest import Program
 from virtualflow.program.overlay import Overlay
 from virtualflow.program.runner import run_script
+from virtualflow.solver.profiled_grids import profiled_grids
 from virtualflow.system import device_locks
 from virtualflow.system.hash_seed import hash_seed_here
 from virtualflow.system.usage import CpuMeter, resident_bytes
@@ -152,6 +153,7 @@ def _enter(spec: WorkerSpec, wire: Wire[ToWorker], facts: Callable[[], dict[str,
         Path(spec.resume_from) if spec.resume_from else None,
         spec.mixed,
         instruments.chosen(spec.instruments, Path(spec.job_folder)),
+        profiled_grids(described),
         facts,
     )
     return Member(spec, job, wire)

@@ -2,7 +2,7 @@
 
 The scheduler's actions are written down as what each job *should* have. ``tick`` compares that with what it *has*, as
 its folder shows, and does what leads from one to the other: launch, move, stop. How a record changes is decided by
-``lifecycle``. Nothing else is remembered between two ticks, so that a manager that was killed goes on where another one
+``lifecycle``. Nothing else is remembered between two ticks, so that a manager continues where one that was killed has
 stopped, and jobs that run meanwhile are left alone.
 """
 
@@ -128,7 +128,7 @@ class Manager:
             self.reconciler.change(self.records.unfinished(job_id).id, lifecycle.PauseRequested(self.clock()))
 
     def resume(self, job_id: str, from_checkpoint: str | None = None) -> None:
-        """Let a paused job go on: from its last checkpoint, or from the file or the step of its own that is given."""
+        """Continue a paused job: from its last checkpoint, or from the file or the step of its own that is given."""
         chosen = None
         if from_checkpoint is not None:
             with self.lock:
@@ -209,7 +209,7 @@ class Manager:
                 self._handle(replace(event, seconds=self._seconds()))
 
     def lose(self, devices: Iterable[str]) -> None:
-        """These devices are gone, or are wanted for something else: jobs go on with the others they have."""
+        """These devices are gone, or are wanted for something else: jobs continue with the others they have."""
         with self.lock:
             lost = self.scheduler.placement.lost
             if gone := tuple(device for device in self._known(devices) if device not in lost):
@@ -225,7 +225,7 @@ class Manager:
                 self._handle(DevicesJoined(self._seconds(), back))
 
     def stop_jobs(self) -> None:
-        """Stop all jobs with a checkpoint; they go on under the next manager."""
+        """Stop all jobs with a checkpoint; they continue under the next manager."""
         with self.lock:
             self._stopping = True
             for record in self.records.running():
@@ -253,9 +253,9 @@ class Manager:
             if not self._stopping and self._driver.is_due(now):
                 self._handle(Woken(now))
             healthy = self._errors.for_each(self.reconciler.look_at, [record.id for record in self.records.running()])
-            self._errors.for_each(
-                self.reconciler.direct, [job_id for job_id in healthy if self.records[job_id].state == JobState.RUNNING]
-            )
+            running = [job_id for job_id in healthy if self.records[job_id].state == JobState.RUNNING]
+            self._errors.for_each(self.reconciler.estimate, self.reconciler.due_for_estimate(running))
+            self._errors.for_each(self.reconciler.direct, running)
             if not self._stopping:
                 waiting = [
                     record for record in self.records.all() if record.state == JobState.QUEUED and record.devices
@@ -268,7 +268,7 @@ class Manager:
             self.records.backups.make_if_due(self.clock())
 
     def _take_over(self) -> None:
-        """Go on with what an earlier manager has left, without touching jobs that run."""
+        """Take over what an earlier manager has left, without touching jobs that run."""
         devices = set(self.scheduler.placement.devices)
         if lost := self.records.lost() & devices:
             self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))

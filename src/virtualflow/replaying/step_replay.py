@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from virtualflow.events.certificate import Certificate, Verdict, compare
 from virtualflow.job import launch
 from virtualflow.job.backend import Backend
 from virtualflow.job.checkpoints import name_of, step_of
-from virtualflow.job.folder import JobFolder
+from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.serve import run_job
 from virtualflow.replaying.starting_points import kept_for, starting_points
 from virtualflow.system.home import home, new_job_id
@@ -126,28 +126,17 @@ def _run(
     run: Run, replay: Replay, folder: JobFolder, checkpoint: Path | None, show: Show, backend: Backend | None
 ) -> bool:
     """Run the replay as the job of *folder*; return whether *checkpoint* could be read: it may be another run's now."""
-    spec = run.folder.spec()
-    job = spec.changed(
-        job_id=folder.path.name,
-        name=f"step {replay.step} of {run.folder.path.name}",
-        devices=replay.devices,
-        device_type=run.certificate.facts.get("device_type", spec.description.device_type),
-        checkpoint_every=0,
-        audit=False,
-        owners=None,
-        cells=None,
-        memory=None,
-        device_bytes=None,
-        emulated={},
-        workload=None,
-        rebalance=False,
-        pinned={},
-        managed=False,
-        listen=None,
-        token_file=None,
-        backend="local",
+    described = run.folder.spec().description
+    job = JobSpec(
+        folder.path.name,
+        replace(
+            described.result(),
+            device_type=run.certificate.facts.get("device_type", described.device_type),
+            name=f"step {replay.step} of {run.folder.path.name}",
+            replay={"step": replay.step, "notes": replay.notes, "tensors": replay.tensors},
+        ),
+        replay.devices,
         resumable=False,
-        replay={"step": replay.step, "notes": replay.notes, "tensors": replay.tensors},
     )
     folder.create_like(run.folder, job)
     kept = kept_for(folder, checkpoint)

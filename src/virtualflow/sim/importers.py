@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from virtualflow.cluster.job import Job
-from virtualflow.cluster.throughput import goodput
 from virtualflow.errors import ConfigError, TraceError
+from virtualflow.sim import pollux_applications
 from virtualflow.sim import trace as own
 from virtualflow.sim.generate import EXAMPLES
 from virtualflow.sim.trace import Trace
@@ -126,10 +126,10 @@ def _philly(number: int, row: Mapping[str, str]) -> Job:
 
 def _pollux(number: int, row: Mapping[str, str]) -> Job:
     """As long as a training at its batch size takes: the traces themselves give no length."""
-    workload, batch = goodput.PREFIX + row["application"], int(row["batch_size"])
-    if workload not in goodput.applications():
+    workload, batch = pollux_applications.PREFIX + row["application"], int(row["batch_size"])
+    if workload not in pollux_applications.applications():
         raise ValueError(f"unknown application {row['application']!r}")
-    steps = goodput.applications()[workload].steps_at(batch)
+    steps = pollux_applications.applications()[workload].steps_at(batch)
     return Job(row["name"], float(row["time"]), int(row["num_replicas"]), steps, workload, virtual_nodes=batch)
 
 

@@ -57,6 +57,12 @@ def read_stages(folder: Path) -> StagedWorkload:
     return stage_profile.merged([read_staged(path) for path in _paths(folder)])
 
 
+def kept_stages(folder: Path) -> dict[str, Any] | None:
+    """The stage profiles that are kept in *folder* as part of a job's description; None if there are none."""
+    is_there = folder.is_dir() and any(folder.glob("*.json")) and are_staged(folder)
+    return stage_profile.to_json(read_stages(folder)) if is_there else None
+
+
 def _paths(folder: Path) -> list[Path]:
     paths = sorted(folder.glob("*.json"))
     if not paths:

@@ -58,7 +58,7 @@ def _staged_engine(staging: Staging, live: Live, choices: StepChoices, settled: 
         settled.device,
         settled.pace,
         settled.seed,
-        settled.virtual_nodes,
+        settled.schedule.at(0),
         settled.number,
         choices.clip_grad_norm,
         choices.on_nan,

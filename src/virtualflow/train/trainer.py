@@ -1,4 +1,4 @@
-"""The Trainer: what a user's script talks to. It leads the script through its loops and hands the work to the rest."""
+"""The Trainer: what a user's script calls. It takes the script through its loops and delegates the work."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Trainer:
             self._course.entrance.leave_loop()
 
     def batches(self, data: Data) -> Iterator[GlobalBatch]:
-        """The global batches of this epoch: for ``step``, once each, from where the job stands.
+        """The global batches of this epoch: for ``step``, once each, beginning with the job's next step.
 
         *data* is a map-style dataset, several of them (``vf.zipped``), a stream that says how many examples it has, or
         a DataLoader, whose batches are then the global ones.
@@ -249,7 +249,7 @@ class Trainer:
         return job_digest(self._live, self._course.loop, self._peers)
 
     def save(self, path: str | Path) -> None:
-        """Write the job's state, so that any number of devices can go on from it.
+        """Write the job's state, so that any number of devices can continue from it.
 
         A save inside the loop over ``batches`` resumes at the next step; one after it counts the epoch as finished.
         """
@@ -262,8 +262,8 @@ class Trainer:
         self._course.journal.saved(self.global_step, path)
 
     def load(self, path: str | Path, *, force: bool = False) -> None:
-        """Go on from a checkpoint. *force* takes the state of a job with another seed or batch into this one."""
-        if not self._membership.joining:  # else the job has long gone on from there
+        """Continue from a checkpoint. *force* takes the state of a job with another seed or batch into this one."""
+        if not self._membership.joining:  # a worker that joins gets the job's state, which is newer
             self._course.resuming.load(Path(path), force=force)
 
     def export(self, path: str | Path) -> None:
@@ -291,7 +291,7 @@ class Trainer:
         return self._course.entrance.enter_other_loop()
 
     def leave(self) -> None:
-        """The loop that was entered has ended."""
+        """Tell the Trainer that the loop of ``enter`` has ended."""
         self._course.boundary.stop_if_orphaned()
         self._course.entrance.leave_loop()
 
@@ -347,9 +347,9 @@ class Trainer:
         return self._calls.map(data, function, batch_size, collate_fn)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a framework's own checkpoint lacks, besides model and optimizer, to go on with the same bits."""
+        """What a framework's own checkpoint lacks, besides model and optimizer, to continue with the same bits."""
         return self._course.resuming.own_state()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned. Raises CheckpointError if it is of another job."""
+        """Continue from what ``state_dict`` returned. Raises CheckpointError if it is of another job."""
         self._course.resuming.put_own_state(saved)

@@ -20,7 +20,7 @@ from virtualflow.sim.failures import Failures
 from virtualflow.sim.result import Run
 
 GAVEL = ("las", "las-agnostic", "las-mixed", "las-mixed-columns", "water-filling", "ftf", "makespan")
-OTHERS = ("tiresias", "optimus", "themis", "pollux")
+OTHERS = ("tiresias", "optimus", "themis", "pollux", "sia", "easyscale")
 PLAIN = ("wfs", "sjf", "srtf", "priority", "fifo")
 EVERY = [*((name, None) for name in (*PLAIN, *GAVEL, *OTHERS)), ("las", "gavel"), ("ftf", "gavel")]
 TABLE = Table(

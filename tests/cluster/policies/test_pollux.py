@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.pollux import shared_out
-from virtualflow.cluster.throughput.goodput import Goodput, applications
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
 from virtualflow.errors import ConfigError
 from virtualflow.sim import costs
 from virtualflow.sim.engine import simulate
+from virtualflow.sim.pollux_applications import applications, beside
 from virtualflow.sim.result import JobResult
 
-SPEEDS = Goodput(Profiled())
+SPEEDS = beside(Profiled())
 
 
 def run(jobs: list[Job], devices: str = "T4:4+4", name: str = "pollux") -> dict[str, JobResult]:

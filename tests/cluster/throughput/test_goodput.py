@@ -7,12 +7,14 @@ import math
 import pytest
 
 from virtualflow.cluster.job import Job
-from virtualflow.cluster.throughput.goodput import Application, Goodput, StepTimes, applications
+from virtualflow.cluster.throughput.goodput import Application, StepSeconds
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
+from virtualflow.sim.pollux_applications import applications, beside
 
-TIMES = StepTimes(0.1, 0.01, 0.4, 0.02, 0.2, 0.01, 1.0, 8, 64)
-FIXED, ADAPTING = Goodput(Profiled()), Goodput(Profiled(), adapts=True)
+TIMES = StepSeconds(0.1, 0.01, 0.4, 0.02, 0.2, 0.01, 1.0, 8, 64)
+FIXED = beside(Profiled())
+ADAPTING = FIXED.adapting()
 
 
 def test_a_step_computes_and_communicates() -> None:

@@ -29,6 +29,8 @@ BUILT_IN = {  # name -> module and class; imported when asked for, since some ne
     "gandiva": "virtualflow.cluster.policies.gandiva:Gandiva",
     "antman": "virtualflow.cluster.policies.antman:Antman",
     "pollux": "virtualflow.cluster.policies.pollux:Pollux",
+    "sia": "virtualflow.cluster.policies.sia:Sia",
+    "easyscale": "virtualflow.cluster.policies.easyscale:EasyScale",
 }
 
 

@@ -1,7 +1,7 @@
 """Goodput: how fast a job comes to its end when its batch size may be any (Pollux, OSDI '21).
 
 A larger batch uses more devices well, and needs more examples: each step of it is worth less. Goodput is the throughput
-times that efficiency. For Pollux' six applications both come from its authors' measurements: a step takes ::
+times that efficiency. Of an `Application`, both are known. A step takes ::
 
     compute = base_seconds + example_seconds x examples of a device
     network = near or far, by whether its devices are on one machine, + more for each device beyond two
@@ -17,24 +17,19 @@ it has, and its speed is in steps of its own that are worth as much. Jobs of oth
 from __future__ import annotations
 
 import bisect
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.throughput.model import Speed, Throughput
 from virtualflow.core.devices import Pool
 
-FILE = Path(__file__).with_name("pollux.json")  # made by benchmarks/goodput.py
-PREFIX = "pollux/"  # of the workloads' names
 CANDIDATES = 50  # batch sizes that are looked at, as Pollux does
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepSeconds:
     """Of one application on one type of device: see above."""
 
     base_seconds: float
@@ -68,11 +63,11 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Application:
-    """What is known of one of Pollux' applications."""
+    """What is known of a workload whose batch size may change."""
 
     most_devices: int
     steps: tuple[tuple[int, float], ...]  # batch sizes, and the steps of a whole training with each
-    types: Mapping[str, StepTimes]
+    types: Mapping[str, StepSeconds]
 
     @property
     def smallest(self) -> int:
@@ -91,38 +86,43 @@ class Application:
         if high == batch or place == 0:
             return at_high
         low, at_low = self.steps[place - 1]
-        return at_low * (at_high / at_low) ** (math.log(batch / low) / math.log(high / low))
+        return float(at_low * (at_high / at_low) ** (math.log(batch / low) / math.log(high / low)))
 
 
 class Goodput:
-    """Speeds of Pollux' applications; of other workloads, *others*."""
+    """Speeds of applications; of other workloads, *others*."""
 
-    def __init__(self, others: Throughput, *, adapts: bool = False) -> None:
-        """*adapts*: jobs run at the batch size that is best for their devices."""
+    def __init__(self, applications: Mapping[str, Application], others: Throughput, *, adapts: bool = False) -> None:
+        """*applications* by workload. *adapts*: jobs run at the batch size that is best for their devices."""
+        self._applications = applications
         self._others = others
         self._adapts = adapts
         self._known: dict[tuple[str, int, str, int, int], Speed] = {}
 
     def adapting(self) -> Goodput:
-        return Goodput(self._others, adapts=True)
+        return Goodput(self._applications, self._others, adapts=True)
 
     def speed(self, job: Job, pools: tuple[Pool, ...]) -> Speed:
-        application = known(job)
+        application = self._applications.get(job.workload)
         if application is None:
             return self._others.speed(job, pools)
         speeds = [self._on(job, application, pool) for pool in pools if pool.device_type in application.types]
         return max(speeds, key=lambda speed: speed.steps_per_second, default=Speed(0.0, 0))
 
     def usable(self, job: Job, device_type: str) -> bool:
-        application = known(job)
+        application = self._applications.get(job.workload)
         return device_type in application.types if application is not None else self._others.usable(job, device_type)
 
     def slowdown(self, job: Job, beside: Sequence[Job], device_type: str) -> float:
         return self._others.slowdown(job, beside, device_type)
 
+    def knows(self, job: Job) -> bool:
+        """Whether the job's batch size may change."""
+        return job.workload in self._applications
+
     def most_devices(self, job: Job) -> int:
         """Of how many devices a job can make use at all, whatever its demand."""
-        application = known(job)
+        application = self._applications.get(job.workload)
         if application is None:
             return job.demand
         batch = application.largest if self._adapts else job.batch_size
@@ -142,7 +142,7 @@ class Goodput:
             self._known[key] = Speed(rate, count if rate else 0, ((pool.device_type, count),))
         return self._known[key]
 
-    def _rate(self, job: Job, application: Application, times: StepTimes, machines: int, devices: int) -> float:
+    def _rate(self, job: Job, application: Application, times: StepSeconds, machines: int, devices: int) -> float:
         """Steps of the job's own batch a second."""
         batches: Sequence[float] = (job.batch_size,)
         if self._adapts:
@@ -157,21 +157,3 @@ class Goodput:
             own / (application.steps_at(batch) * times.seconds(machines, devices, batch, application.smallest))
             for batch in batches
         )
-
-
-def known(job: Job) -> Application | None:
-    return applications().get(job.workload)
-
-
-@cache
-def applications() -> Mapping[str, Application]:
-    """By workload."""
-    content = json.loads(FILE.read_text())["applications"]
-    return {
-        PREFIX + name: Application(
-            entry["most_devices"],
-            tuple((batch, steps) for batch, steps in entry["steps"]),
-            {kind: StepTimes(**times) for kind, times in entry["types"].items()},
-        )
-        for name, entry in content.items()
-    }

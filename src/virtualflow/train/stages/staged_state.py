@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from virtualflow.core.cells import Cells, given_cells, pipelines, with_copies
 from virtualflow.core.mapping import DeviceId
-from virtualflow.core.memory_needs import MemoryNeeds, grid_within
+from virtualflow.core.memory_needs import MemoryNeeds, grid_within, peak
 from virtualflow.core.wording import listed
 from virtualflow.errors import PeerLostError, ReplicaError, StateLostError
 from virtualflow.train.packed_values import gather_packed, unpacked
@@ -23,13 +23,16 @@ from virtualflow.train.stages.stage_moves import StageMoves
 from virtualflow.train.stages.unit_sums import JobSums
 from virtualflow.train.state import bytes_of
 
+GridByProfile = Callable[[tuple[DeviceId, ...]], Cells]
+
 
 @dataclass(frozen=True, slots=True)
 class GridChoice:
     """How a job's cells are mapped onto whatever devices it has: a pure function, the same on every worker.
 
-    *rows* are a grid given by hand, which counts whenever the job has as many devices as it names. Without one,
-    *memory* has to keep within *device_bytes* on each device, where both are known.
+    *rows* are a grid given by hand, which counts whenever the job has as many devices as it names. Without one, that
+    of *by_profile* counts, where *memory* keeps within *device_bytes* on each of its devices or is not known; else the
+    usual one that does.
     """
 
     stages: int
@@ -38,16 +41,22 @@ class GridChoice:
     rows: tuple[tuple[int, ...], ...] | None = None
     memory: MemoryNeeds | None = None
     device_bytes: int | None = None
+    by_profile: GridByProfile | None = None
 
     def on(self, devices: Sequence[DeviceId]) -> Cells:
         by_hand = self.rows is not None and len(devices) == 1 + max(owner for row in self.rows for owner in row)
         if by_hand and self.rows is not None:
             cells = given_cells(self.rows, self.stages, self.virtual_nodes, devices)
+        elif self.by_profile is not None and self._has_room(best := self.by_profile(tuple(devices))):
+            return best
         elif self.memory is not None:
             return grid_within(self.memory, self.device_bytes, self.virtual_nodes, devices)
         else:
             cells = pipelines(self.stages, self.virtual_nodes, devices)
         return with_copies(cells, self.copies)
+
+    def _has_room(self, cells: Cells) -> bool:
+        return self.memory is None or self.device_bytes is None or peak(cells, self.memory) <= self.device_bytes
 
 
 class Unheld(GridChoice):
