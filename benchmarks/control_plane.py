@@ -49,7 +49,8 @@ def _shown(name: str, row: Row) -> list[object]:
 def _job(workers: int, deaths: int) -> dict[str, Row]:
     with tempfile.TemporaryDirectory() as place, Swarm(NODES_PER_WORKER * workers) as swarm:
         course = _Course(Path(place), swarm, workers, deaths)
-        assert course.coordinator.run().code == 0
+        outcome = course.coordinator.run()
+        assert outcome.code == 0, outcome.failure
         return course.rows
 
 
