@@ -30,6 +30,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "control-plane": ("benchmarks.control_plane", {}),
     "learning": ("benchmarks.learning", {}),
     "policies": ("benchmarks.policies", {}),
+    "libraries": ("benchmarks.libraries", {}),
     "paper": ("benchmarks.paper", {}),
 }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,6 +37,7 @@ for line in sys.stdin:
     print("connected", flush=True)
 """
 ECHO = """
+import gc
 import socket
 with socket.create_server(("127.0.0.1", 0)) as server:
     print(server.getsockname()[1], flush=True)
@@ -145,6 +148,24 @@ def test_a_group_that_a_stranger_has_connected_to_is_left_before_anything_is_sen
             assert "another process has connected in a worker's place" in next(pool.map(outcome, range(2)))
     finally:
         stranger.communicate()
+
+
+def test_a_message_that_was_waited_for_holds_no_memory() -> None:
+    """Gradients and state travel in messages: memory of theirs that lingers would count twice."""
+    posts = connected(2)
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(lambda rank: form(posts[rank], rank, 2), range(2)))
+    sent, received = torch.ones(1000), torch.zeros(1000)
+    memories = [weakref.ref(sent), weakref.ref(received)]
+    works = [groups[1].receive(received, 0, 5), groups[0].send(sent, 1, 5)]
+    for work in works:
+        work.wait()
+    assert received.sum() == 1000
+    del sent, received
+    gc.collect()
+    assert [memory() for memory in memories] == [None, None]
+    for group in groups:
+        group.break_off()
 
 
 def test_a_fake_member_posts_what_a_real_worker_does() -> None:

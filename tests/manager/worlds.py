@@ -14,6 +14,7 @@ from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.job_description import JobDescription
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.job import launch
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.fleet import Fleet
@@ -78,4 +79,4 @@ def launched(manager: Manager, starts: Starts) -> Iterator[None]:
 
 
 def job(arguments: tuple[str, ...] = (), name: str = "", **options: Any) -> Submission:
-    return Submission(JobDescription("job.py", arguments, name=name), SCRIPT, **options)
+    return Submission(JobDescription("job.py", arguments, name=name), SCRIPT, terms=JobTerms(**options))

@@ -31,7 +31,6 @@ AsModule = Annotated[
     bool,
     typer.Option("--module", "-m", help="SCRIPT is the name of a module, found from this folder as by `python -m`."),
 ]
-Name = Annotated[str, typer.Option(help="A name for the job; the script's name by default.", metavar="NAME")]
 DeviceFile = Annotated[
     Path | None, typer.Option(help="A TOML file that says which device types to emulate, and how.", metavar="FILE")
 ]
@@ -49,22 +48,10 @@ TokenFile = Annotated[
 ]
 DeviceType = Annotated[str, typer.Option(help="What workers compute on: auto, cpu, cuda or xpu.", metavar="TYPE")]
 Profiles = Annotated[Path | None, typer.Option(help="A folder with profiles.", metavar="DIR")]
-CheckpointEvery = Annotated[
-    int, typer.Option(help="Steps between automatic checkpoints; 0 for none.", min=0, metavar="STEPS")
-]
 Include = Annotated[
     list[str] | None,
     typer.Option(
         help="Copy these files into the job, so that later edits do not count. May be repeated.", metavar="GLOB"
-    ),
-]
-
-Preload = Annotated[
-    str | None,
-    typer.Option(
-        help="Import these before workers start, so that they and later ones are ready at once. By default those "
-        "packages that the script imports and that are known to be safe.",
-        metavar="MODULE,...|none",
     ),
 ]
 
@@ -109,7 +96,7 @@ def warn_left_out(program: Program) -> None:
 def device_names(text: str) -> tuple[str, ...]:
     """The names of ``--devices N``: 0 to N - 1."""
     if not is_number(text) or int(text) < 1:
-        raise ConfigError(f"--devices {text}: expected how many devices, a number from 1 on")
+        raise ConfigError(f"--devices {text}: expected a number of devices, 1 or more")
     return tuple(str(number) for number in range(int(text)))
 
 
@@ -180,7 +167,7 @@ def workload_of(name: str | None, folder: Path | None) -> Workload:
         return profile_files.read_all(folder)
     if name is None:
         raise ConfigError(
-            "which workload? --workload NAME (a built-in one, or a script that was profiled), or --profiles DIR"
+            "give the workload: --workload NAME (a built-in one, or a script that was profiled), or --profiles DIR"
         )
     if name in BUILT_IN:
         return profile_files.built_in(name)
@@ -214,6 +201,8 @@ def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Work
             f"{script} has no profiles, so its speed on {' and '.join(sorted(types))} is not known. Measure it: "
             f"vf profile --devices {','.join(f'{name}:1' for name in sorted(types))} {script}"
         )
+    if profile_files.are_staged(where):
+        return None  # a grid of cells, not a mapping of whole virtual nodes
     workload = profile_files.read_all(where)
     for name in types:
         if len(types) > 1 or name in workload.profiles:

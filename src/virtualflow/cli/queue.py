@@ -14,22 +14,12 @@ import typer
 from rich import box
 from rich.table import Table
 
+from virtualflow.cli.job_options import SubmitOptions, TermOptions
 from virtualflow.cli.job_table import console, job_table, views_of
 from virtualflow.cli.jobs import JobArgument, Wide, keep_showing, print_facts
 from virtualflow.cli.memory import Copies, NodeMemory, StatedMemory, needs_of
-from virtualflow.cli.options import (
-    AsModule,
-    CheckpointEvery,
-    Emulate,
-    Include,
-    Name,
-    Preload,
-    TimeScale,
-    preload_of,
-    program_of,
-    seconds_of,
-    warn_left_out,
-)
+from virtualflow.cli.option_groups import with_groups
+from virtualflow.cli.options import AsModule, Emulate, Include, TimeScale, program_of, warn_left_out
 from virtualflow.cli.screen import print_line, screen
 from virtualflow.core.job_state import ENDED, JobState
 from virtualflow.core.sizes import size_text
@@ -42,34 +32,18 @@ from virtualflow.solver import device_files, profile_files
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+@with_groups
 def submit(
     script: Annotated[Path, typer.Argument(help="The training script.", metavar="SCRIPT")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
     module: AsModule = False,
-    name: Name = "",
-    priority: Annotated[
-        float, typer.Option(help="A larger one means more devices, or an earlier turn.", metavar="P")
-    ] = 1.0,
-    demand: Annotated[int, typer.Option(help="The number of devices that the job asks for.", metavar="N")] = 1,
-    min: Annotated[int, typer.Option("--min", help="Wait rather than run on fewer devices.", metavar="N")] = 1,
-    virtual_nodes: Annotated[
-        int | None,
-        typer.Option(help="The script's virtual nodes, if you know: it then starts on all its devices.", metavar="N"),
-    ] = None,
+    *,
+    terms: TermOptions,
+    job: SubmitOptions,
     memory: StatedMemory = None,
     node_memory: NodeMemory = None,
-    copies: Copies = 2,
-    expect: Annotated[
-        str | None, typer.Option(help="The expected run time on its full demand, such as 90m or 2h.", metavar="TIME")
-    ] = None,
-    retries: Annotated[int, typer.Option(help="How often to retry if the script fails.", metavar="N")] = 0,
-    checkpoint_every: CheckpointEvery = 0,
-    from_checkpoint: Annotated[
-        Path | None,
-        typer.Option(help="Begin from this checkpoint, of another job or the script's own.", metavar="FILE"),
-    ] = None,
+    copies: Copies = None,
     include: Include = None,
-    preload: Preload = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,20 +70,10 @@ def submit(
         "directory": str(Path.cwd()),
         "environment": environment.chosen(os.environ, env or ()),
         "interpreter": sys.executable,
-        "name": name,
-        "priority": priority,
-        "demand": demand,
-        "min": min,
-        "virtual_nodes": virtual_nodes,
-        "expect_seconds": seconds_of(expect, "--expect") if expect is not None else None,
         "memory": asdict(needs) if needs is not None else None,
-        "retries": retries,
-        "checkpoint_every": checkpoint_every,
-        "preload": preload_of(preload),
-        "from_checkpoint": str(from_checkpoint.absolute()) if from_checkpoint is not None else None,
         "emulated": _emulated(emulate, time_scale or 1.0) if emulate is not None else {},
     }
-    job_id = client.post("/api/jobs", **body)["id"]
+    job_id = client.post("/api/jobs", **body | job.described() | terms.terms())["id"]
     print(json.dumps({"id": job_id}) if as_json else f"job {job_id}", flush=True)
     if wait:
         raise typer.Exit(_wait(client, job_id))
@@ -158,7 +122,7 @@ def pause(job: JobArgument) -> None:
     """Stop a job with a checkpoint and release its devices, until `vf resume`."""
     view = _ask(job, "pause")
     how = "is paused" if view["state"] == JobState.PAUSED else "stops at its next step boundary, with a checkpoint"
-    print(f"job {view['id']} {how}; `vf resume {view['id']}` lets it go on")
+    print(f"job {view['id']} {how}; `vf resume {view['id']}` continues it")
 
 
 def resume(
@@ -166,7 +130,7 @@ def resume(
     from_checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="Go on from this checkpoint instead of the last one: a step of the job, or a file. Later ones are "
+            help="Continue from this checkpoint instead of the last one: a step of the job, or a file. Later ones are "
             "set aside.",
             metavar="STEP|FILE",
         ),
@@ -179,7 +143,7 @@ def resume(
         is_step = from_checkpoint.isdecimal()
         choice = from_checkpoint if is_step else str(Path(from_checkpoint).absolute())
         view, source = _ask(job, "resume", from_checkpoint=choice), f" from {'step ' if is_step else ''}{choice}"
-    print(f"job {view['id']} goes on{source}: its state is {view['state']}")
+    print(f"job {view['id']} continues{source}: its state is {view['state']}")
 
 
 def cancel(job: JobArgument) -> None:

@@ -22,7 +22,7 @@ from virtualflow.cluster.throughput.workloads import paper_speeds
 from virtualflow.core.devices import Pool, parse_pools
 from virtualflow.dashboard import simulation
 from virtualflow.dashboard.page import standalone
-from virtualflow.sim import compare, costs, gavel_table, importers
+from virtualflow.sim import compare, costs, gavel_table, importers, pollux_applications
 from virtualflow.sim.compare import Comparison, Setting, on_machines
 from virtualflow.sim.failures import Failures
 from virtualflow.sim.trace import Trace
@@ -101,6 +101,7 @@ def simulate(
     speeds: Throughput = paper_speeds(even=costs_name == costs.PAPER.name)  # its whole system, not half of it
     if table is not None:
         speeds = gavel_table.read(table, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat == GAVEL else None)
+    speeds = pollux_applications.beside(speeds)
     options = Options(rounding, useful, round_seconds, backfill, compat)
     broken = Failures(failures, machine_failures, repair, seed)
     pools = on_machines(parse_pools(devices), machine_size)

@@ -324,7 +324,7 @@ class Roster:
         return self._publish_loss((device,)) if takes_part else []
 
     def _publish_loss(self, lost: Sequence[DeviceId]) -> list[RosterAction]:
-        """Go on without *lost*, with all workers that hold the state."""
+        """Continue without *lost*, with all workers that hold the state."""
         with_state = self._change.joiners_with_state if self._change is not None else ()
         without = self._change.joiners_without_state if self._change is not None else ()
         survivors = tuple(d for d in (*self._generation.devices, *with_state) if d not in lost)

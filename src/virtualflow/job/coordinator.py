@@ -150,15 +150,15 @@ class Coordinator:
         )
 
     def move(self, devices: Sequence[str]) -> None:
-        """Go on with just these devices."""
+        """Continue with exactly these devices."""
         self._requests.move(devices)
 
     def resize(self, count: int) -> None:
-        """Go on with *count* devices: the present ones first, then new ones."""
+        """Continue with *count* devices: the present ones first, then new ones."""
         self._requests.resize(count)
 
     def stop(self, *, checkpoint: bool) -> None:
-        """End the job, with a checkpoint to go on from if one is wanted."""
+        """End the job, with a checkpoint to continue from if one is wanted."""
         self._requests.stop(checkpoint=checkpoint)
 
     @property
@@ -203,7 +203,7 @@ class Coordinator:
             self._handle(on.StartPostponed(device, time.monotonic() + RETRY_SECONDS))
 
     def _admit(self, wire: Wire[FromWorker], host: str, pid: int) -> None:
-        """Let a worker in that another launcher has started."""
+        """Accept a worker that another launcher has started."""
         self._starting.check_files()
         device = self._crew.new_guest_name(host)
         self._handle(on.WorkerOffered(device))  # may refuse, before anything is known of the worker here
@@ -300,7 +300,7 @@ class Coordinator:
                 self._crew.kill(device)
 
     def _refuse(self, worker: Worker, reason: str) -> None:
-        """A worker can't join. That ends it alone: the others go on."""
+        """A worker can't join. Only that worker ends: the others continue."""
         self._print(f"device {worker.device} can't join: {reason.strip()}")
         self._handle(on.DeviceWithdrawn(worker.device))
 

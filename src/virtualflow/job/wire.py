@@ -119,7 +119,7 @@ class Wire(Generic[Incoming]):
             return None
         *lines, self._received = (self._received + data).split(b"\n")
         if (longest := max(map(len, (self._received, *lines)))) > self._max_bytes:
-            raise MessageError(f"a message of {longest} bytes or more: at most {self._max_bytes} may come here")
+            raise MessageError(f"a message of {longest} bytes or more: the limit here is {self._max_bytes}")
         return [decoded(self._decoder, line) if line else Heartbeat() for line in lines]
 
     def cut(self) -> None:

@@ -44,10 +44,10 @@ def for_scheduler(record: Record, devices: int) -> Job:
         record.submitted,
         demand,
         length,
-        priority=record.priority,
-        min=min(record.min, demand),
+        priority=record.terms.priority,
+        min=min(record.terms.min, demand),
         memory=memory,
-        virtual_nodes=(record.virtual_nodes or 0) if memory is not None else 0,
+        virtual_nodes=(record.terms.virtual_nodes or 0) if memory is not None else 0,
     )
 
 
@@ -94,7 +94,7 @@ def write_state(folder: JobFolder, record: Record) -> None:
         folder.write_state(
             JobStatus(
                 record.state,
-                virtual_nodes=record.virtual_nodes,
+                virtual_nodes=record.terms.virtual_nodes,
                 reason=reason[-1] if reason else "",
                 over=record.is_over,
                 **counts,

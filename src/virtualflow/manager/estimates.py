@@ -40,7 +40,7 @@ class EstimateTurns:
 
 def expected_seconds(record: Record) -> float:
     """On its full demand."""
-    return record.expect_seconds or UNKNOWN_SECONDS
+    return record.terms.expect_seconds or UNKNOWN_SECONDS
 
 
 def new_estimate(record: Record, watch: Watch, model: StepModel | None = None) -> float | None:

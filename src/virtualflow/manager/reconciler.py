@@ -3,13 +3,14 @@ other. Knows no lock and no other job's trouble."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from virtualflow.cluster.messages import DevicesLost, JobArrived, JobChanged, JobEnded
 from virtualflow.cluster.policies.base import Policy
-from virtualflow.errors import LaunchError
+from virtualflow.errors import LaunchError, VirtualFlowError
 from virtualflow.job import launch
 from virtualflow.job.folder import JobSpec
 from virtualflow.job.status import JobStatus
@@ -22,6 +23,10 @@ from virtualflow.manager.lifecycle import Effect, HowEnded
 from virtualflow.manager.record import Record, Wish
 from virtualflow.manager.records import Records
 from virtualflow.manager.scheduling import SchedulerDriver
+from virtualflow.solver import profile_files
+from virtualflow.system.home import profiles_of
+
+_log = logging.getLogger(__name__)
 
 
 class Reconciler:
@@ -88,7 +93,7 @@ class Reconciler:
             if (record.resizes, record.failures) != (status.resizes, status.failures):
                 record = self._records.update(job_id, resizes=status.resizes, failures=status.failures)
             nodes = status.virtual_nodes
-            if nodes is not None and nodes >= 1 and nodes != record.virtual_nodes:
+            if nodes is not None and nodes >= 1 and nodes != record.terms.virtual_nodes:
                 self.learn(job_id, virtual_nodes=nodes)
         measured = estimates.measured_memory(watch, self._fleet.use(job_id))
         if measured is not None and measured != self._records[job_id].measured_memory:
@@ -121,10 +126,10 @@ class Reconciler:
     def launch(self, job_id: str) -> None:
         """Start the job on those of its devices that are free by now."""
         record = self._records[job_id]
-        devices, least = self._free_for(record), max(record.min, self._least(job_id))
+        devices, least = self._free_for(record), max(record.terms.min, self._least(job_id))
         if len(devices) < min(least, len(record.devices)):
             return
-        if record.virtual_nodes is None:
+        if record.terms.virtual_nodes is None:
             devices = devices[:least]  # on how many it can run is known when it has made its Trainer
         token = self._fleet.prepare(job_id, self.spec(record, devices))
         if token is None:  # a coordinator of an earlier manager has appeared after all
@@ -163,7 +168,7 @@ class Reconciler:
             record = self._records[job_id]
         if record.wish is not None:
             self._fleet.stop(job_id, checkpoint=record.wish != Wish.CANCEL)
-        elif record.virtual_nodes is not None and devices:
+        elif record.terms.virtual_nodes is not None and devices:
             self._fleet.move(job_id, devices)
 
     def _is_settled(self, record: Record) -> bool:
@@ -217,9 +222,20 @@ class Reconciler:
             self.driver.handle(JobChanged(self._seconds(), after))
 
     def spec(self, record: Record, devices: tuple[str, ...]) -> JobSpec:
-        return description.for_coordinator(
+        spec = description.for_coordinator(
             record, devices, self._cluster, self.driver.scheduler.placement.devices, self.machines
         )
+        return spec.changed(stage_profile=_stage_profile(record))
+
+
+def _stage_profile(record: Record) -> dict[str, Any] | None:
+    """The profile that is kept of a script whose model is cut: its job chooses its grid by that."""
+    script = record.description.script
+    try:
+        return profile_files.kept_stages(profiles_of(script))
+    except (VirtualFlowError, OSError) as error:
+        _log.warning("the stage profiles of %s are of no use to job %s: %s", script, record.id, error)
+        return None
 
 
 def _preempted(status: JobStatus | None) -> set[str]:
