@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.tables.raw import results, table
 
 LARGE = 10_000  # devices of the job that the model is for
-EVENTS = ("a death", "half of them leave", "as many join")
+EVENTS = ("a death", "a twelfth of them dies at once", "half of them leave", "as many join")
 COSTS = {"cpu_ms": "processor time", "megabytes": "traffic", "sent": "messages sent", "read": "messages read"}
 Rows = Mapping[str, Mapping[str, float]]
 
