@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +141,13 @@ class Records:
         with self._explained():
             rows = self._connection.execute(query, (MAX_SEGMENTS,)).fetchall()
         return [(job, begin, end, json.loads(devices)) for job, begin, end, devices in reversed(rows)]
+
+    def allocations_of(self, jobs: Collection[str]) -> list[tuple[str, float, float | None, list[str]]]:
+        """All that these jobs ever had, in order."""
+        query = "SELECT job, begin, end, devices FROM segments ORDER BY begin"
+        with self._explained():
+            rows = self._connection.execute(query).fetchall()
+        return [(job, begin, end, json.loads(devices)) for job, begin, end, devices in rows if job in jobs]
 
     def attained(self, now: float) -> dict[str, float]:
         """The device-seconds that each job has had."""

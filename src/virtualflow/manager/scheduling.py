@@ -72,6 +72,10 @@ class SchedulerDriver:
         job = description.for_scheduler(record, len(self.scheduler.placement.devices))
         return replace(job, arrival_seconds=self._arrivals.get(record.id, record.submitted))
 
+    def as_submitted(self, record: Record) -> Job:
+        """The same job with people's time of its arrival, and without a limit that it may have at the moment."""
+        return description.for_scheduler(replace(record, cap=None), len(self.scheduler.placement.devices))
+
     def held(self, job_id: str) -> Job | None:
         """A job that runs or waits, as its memory lets it be: with its least number of devices."""
         return self.scheduler.jobs[job_id].job if job_id in self.scheduler.jobs else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import fields
 from importlib.resources import files
@@ -226,6 +227,11 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
     def history() -> View:
         """Which job had which devices, and when."""
         return source.history()
+
+    @api.get("/api/recorded", responses={409: {"description": "This is the dashboard of one job."}})
+    def recorded(seconds: Annotated[float, Query(gt=0, le=MOST)] = 7 * 86400.0) -> View:
+        """The jobs of the last *seconds*: when they came, what they had, how fast they are. For `vf simulate`."""
+        return cast(View, _plain(source.recorded(time.time() - seconds)))
 
     @api.get("/api/stream", response_class=StreamingResponse)
     async def stream() -> StreamingResponse:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from virtualflow import __version__
+from virtualflow.cluster.recorded import to_json
 from virtualflow.core.cells import Cells
 from virtualflow.core.cluster_view import AllocationView, ClusterView, DeviceView, history_of, state_of
 from virtualflow.core.devices import Pool, type_of
@@ -22,6 +23,7 @@ from virtualflow.job.status import with_cells
 from virtualflow.job.wire_messages import ResizeJob, StopJob
 from virtualflow.manager.job_views import view_of
 from virtualflow.manager.manager import Manager
+from virtualflow.manager.recording import recorded
 from virtualflow.manager.submission import Submission
 
 View = dict[str, Any]
@@ -39,6 +41,10 @@ class Source(Protocol):
 
     def state(self) -> View: ...
     def history(self) -> View: ...
+    def recorded(self, since: float) -> View:
+        """Jobs of this time, as a simulation needs them."""
+        ...
+
     def job(self, job_id: str) -> View: ...
     def watch(self, job_id: str) -> Watch: ...
     def pauses_ms(self) -> Sequence[float]:
@@ -121,6 +127,10 @@ class ClusterSource:
                 for job, begin, end, devices in manager.records.allocations()
             )
 
+    def recorded(self, since: float) -> View:
+        with self.manager.lock:
+            return to_json(recorded(self.manager, since))
+
     def job(self, job_id: str) -> View:
         manager = self.manager
         with manager.lock:
@@ -194,6 +204,9 @@ class JobSource:
         devices = self._status.spec().devices
         periods = device_periods(self._status.watch, self._begun, devices, ended=view.state.is_ended)
         return history_of(AllocationView.of(self._id, view.name, held, begin, end) for begin, end, held in periods)
+
+    def recorded(self, since: float) -> View:
+        raise ManagerError(_ONE_JOB)
 
     def job(self, job_id: str) -> View:
         arguments = self._of(job_id).spec().description.arguments
