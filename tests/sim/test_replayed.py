@@ -9,19 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.manager.worlds import Starts, World, job, launched, starts, world
+from tests.manager.worlds import Starts, World, answering, job, launched, starts, world
 from virtualflow.cli.main import app
 from virtualflow.cluster import recorded
 from virtualflow.cluster.recorded import RecordedCluster
 from virtualflow.core.job_state import JobState
 from virtualflow.core.step_times import TimedSteps, TypeShare
 from virtualflow.errors import ManagerError, TraceError, VirtualFlowError
-from virtualflow.job import tokens
-from virtualflow.job.listener import listen
 from virtualflow.job.status import JobStatus
-from virtualflow.manager.api.serving import serving
 from virtualflow.manager.api.views import ClusterSource
-from virtualflow.manager.client import folder
 from virtualflow.manager.manager import Manager
 from virtualflow.sim import costs
 from virtualflow.sim.compare import Setting
@@ -105,10 +101,7 @@ def simulate(*words: str) -> str:
 @pytest.fixture
 def answers(manager: Manager) -> Iterator[None]:
     """The manager answers over HTTP."""
-    folder().mkdir(parents=True)
-    token = tokens.read_token(folder() / "token", create=True).secret
-    with listen("127.0.0.1", 0) as listening, serving(ClusterSource(manager), token, listening):
-        (folder() / "address").write_text(f"http://127.0.0.1:{listening.getsockname()[1]}\n")
+    with answering(manager):
         yield
 
 

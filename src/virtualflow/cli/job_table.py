@@ -44,7 +44,7 @@ def job_table(jobs: Sequence[JobView], *, wide: bool = False) -> Group:
 def _table(jobs: Sequence[JobView], *, wide: bool) -> Table:
     first = [Column("NAME", overflow="fold"), Column("SCRIPT", overflow="fold")]
     first += [Column(name, no_wrap=True) for name in ("STATE", "DEVICES", "PROGRESS", "ETA", "ID")]
-    more = ("PRIO", "VN/DEV", "STEP", "LOSS", "METRICS", "EX/S", "QUEUED", "RUN", "RESIZES", "FAILURES")
+    more = ("OWNER", "PRIO", "VN/DEV", "STEP", "LOSS", "METRICS", "EX/S", "QUEUED", "RUN", "RESIZES", "FAILURES")
     rest = [*(Column(name, no_wrap=True) for name in more), Column("REASON", overflow="fold")] if wide else []
     table = Table(*first, *rest, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for job in jobs:
@@ -62,6 +62,7 @@ def _first(job: JobView) -> tuple[str, ...]:
 
 def _rest(job: JobView) -> tuple[str, ...]:
     return (
+        job.owner,
         f"{job.priority:g}",
         " ".join(f"{device}:{len(nodes)}" for device, nodes in job.mapping.items()),
         f"{job.step:.0f}/{job.steps:.0f}" if job.steps else f"{job.step:.0f}",

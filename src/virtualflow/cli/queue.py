@@ -31,6 +31,7 @@ from virtualflow.cli.options import (
     warn_left_out,
 )
 from virtualflow.cli.screen import print_line, screen
+from virtualflow.cli.users import user_here
 from virtualflow.core.job_state import ENDED, JobState
 from virtualflow.core.sizes import size_text
 from virtualflow.errors import ManagerError
@@ -63,6 +64,7 @@ def submit(
         str | None, typer.Option(help="The expected run time on its full demand, such as 90m or 2h.", metavar="TIME")
     ] = None,
     retries: Annotated[int, typer.Option(help="How often to retry if the script fails.", metavar="N")] = 0,
+    owner: Annotated[str | None, typer.Option(help="Whose job it is, where that is not you.", metavar="USER")] = None,
     checkpoint_every: CheckpointEvery = 0,
     from_checkpoint: Annotated[
         Path | None,
@@ -104,6 +106,7 @@ def submit(
         "expect_seconds": seconds_of(expect, "--expect") if expect is not None else None,
         "memory": asdict(needs) if needs is not None else None,
         "retries": retries,
+        "owner": owner if owner is not None else user_here(),
         "checkpoint_every": checkpoint_every,
         "preload": preload_of(preload),
         "from_checkpoint": str(from_checkpoint.absolute()) if from_checkpoint is not None else None,
@@ -116,19 +119,24 @@ def submit(
 
 
 def queue(
+    mine: Annotated[bool, typer.Option("--mine", help="Only the jobs that you have submitted.")] = False,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
     wide: Wide = False,
 ) -> None:
     """Show the manager's jobs: running, waiting, and the last ones that have ended."""
     client = Client.find()
+
+    def jobs() -> list[dict[str, Any]]:
+        return [job for job in client.get("/api/jobs") if not mine or job["owner"] == user_here()]
+
     if as_json:
-        print(json.dumps(client.get("/api/jobs"), indent=2))
+        print(json.dumps(jobs(), indent=2))
         return
     if watch:
-        keep_showing(lambda: job_table(views_of(client.get("/api/jobs")), wide=wide), wide=wide)
+        keep_showing(lambda: job_table(views_of(jobs()), wide=wide), wide=wide)
         return
-    console(wide=wide).print(job_table(views_of(client.get("/api/jobs")), wide=wide))
+    console(wide=wide).print(job_table(views_of(jobs()), wide=wide))
     for problem in client.get("/api/state")["cluster"]["troubles"]:
         print_line(f"warning: {problem}", sys.stderr)
 

@@ -65,6 +65,7 @@ class JobView:
     ended: float | None
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each, by name
     use: dict[str, DeviceUse] = field(default_factory=dict)  # of each device, while the job runs
+    owner: str = ""  # who has submitted it to a manager
     stages: int | None = None  # that its model is cut into; *mapping* has the nodes of which a device runs any stage
 
     @property

@@ -43,6 +43,7 @@ def view_of(manager: Manager, record: Record, place: int | None, now: float) -> 
         metrics=progress.metrics,
         examples_per_second=progress.examples_per_second,
         eta_seconds=progress.eta_seconds,
+        owner=record.owner,
         priority=record.priority,
         demand=record.demand,
         want=max(record.max_devices, least),
@@ -104,8 +105,8 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
     snapshot = manager.scheduler.snapshot()
     if not snapshot.devices:
         return "the cluster has no devices at the moment"
-    if too_large := manager.scheduler.why_too_large(record.id):
-        return too_large
+    if aside := manager.scheduler.why_aside(record.id):
+        return aside
     state = manager.scheduler.jobs.get(record.id)
     if state is not None and state.job.types is not None:
         return _why_without_room(snapshot, state.job, place)

@@ -85,6 +85,7 @@ class Manager:
     def submit(self, submission: Submission) -> str:
         """Take a job in; once this returns, it is never lost."""
         submission.check(self.devices)
+        self._check_cap(submission)
         if (given := submission.description.from_checkpoint) is not None:
             checkpoint = str(checkpoints.checked(Path(given)))
             submission = replace(submission, description=replace(submission.description, from_checkpoint=checkpoint))
@@ -104,6 +105,15 @@ class Manager:
                 raise _not_taken(error) from error
             self._arrives(record)
         return record.id
+
+    def _check_cap(self, submission: Submission) -> None:
+        """Raises ManagerError if the job could never run, whatever else its owner has."""
+        users, owner = self.cluster.users, submission.owner
+        cap = users.cap_of(owner) if users is not None else None
+        if cap is not None and submission.min > cap:
+            raise ManagerError(
+                f"{owner}'s jobs may have {cap} device(s) together here, and this one needs at least {submission.min}"
+            )
 
     def set_priority(self, job_id: str, priority: float) -> None:
         check_priority(priority)

@@ -38,6 +38,7 @@ class Record:
     virtual_nodes: int | None = None  # as its owner says, or learnt when it runs
     expect_seconds: float | None = None  # on the full demand
     retries: int = 0
+    owner: str = ""
     measured_memory: MemoryNeeds | None = None  # what its stages took when it ran; what its owner states counts
     cap: int | None = None  # devices, at most, until `resize JOB auto`
     state: JobState = JobState.QUEUED  # RUNNING from its launch until all its processes are gone

@@ -50,7 +50,12 @@ class SchedulerDriver:
         self.learnt = Learnt()
         safe_policy = SafePolicy(policy, self._failed, self._is_well)
         self.scheduler = Scheduler(
-            cluster.pools, safe_policy, self.learnt, start_seconds=START_SECONDS, memory=cluster.memory
+            cluster.pools,
+            safe_policy,
+            self.learnt,
+            start_seconds=START_SECONDS,
+            memory=cluster.memory,
+            users=cluster.users,
         )
         self.problem = ""  # what the policy's last failure was, until it is well again
         self._cluster = cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,11 +33,13 @@ class Submission:
     virtual_nodes: int | None = None
     expect_seconds: float | None = None
     retries: int = 0
+    owner: str = ""  # whose share of the devices it counts against
 
     def check(self, devices: int) -> None:
         """Whether a cluster of this size can take it."""
         check_name(self.description.name)
         check_priority(self.priority)
+        check_owner(self.owner)
         if not 1 <= self.demand <= devices:
             raise ManagerError(f"a demand of {self.demand} can't be met: the cluster has {devices} device(s)")
         if not 1 <= self.min <= self.demand:
@@ -79,9 +82,15 @@ class Submission:
             virtual_nodes=self.virtual_nodes,
             expect_seconds=self.expect_seconds,
             retries=self.retries,
+            owner=self.owner,
         )
 
 
 def check_priority(priority: float) -> None:
     if not 1e-3 <= priority < 1e6:  # a linear program can't resolve weights that are further apart
         raise ManagerError(f"a priority is a number above 0, from 0.001 to below a million, not {priority:g}")
+
+
+def check_owner(owner: str) -> None:
+    if not re.fullmatch(r"[^\s/\x00-\x1f\x7f]{0,64}", owner):
+        raise ManagerError(f"the owner {owner!r} is not the name of a user: at most 64 characters, no space and no /")

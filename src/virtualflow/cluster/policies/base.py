@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 from virtualflow.cluster.job import Job, ScheduledJob
 from virtualflow.cluster.snapshot import Snapshot
+from virtualflow.cluster.users import Sharing
 
 ANY = "*"  # a device type for policies that only count
 
@@ -69,6 +70,7 @@ class Policy(ABC):
     name: ClassVar[str]
     round_seconds: float | None = None  # None: asked at every event
     needs_progress: bool = False  # whether `steps_done` must be up to date
+    sharing: Sharing | None = None  # how users share devices under it; None: by no weights, only caps count
     restarts: bool = False  # whether a changed allocation means a checkpoint and a restart: no elastic jobs
 
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen

@@ -86,6 +86,7 @@ export class Detail {
       ["Devices", job.devices.length ? typeCounts(types) : NOTHING, !report],
       ["May have", limits, !report],
       ["Demand", count(job.demand), report],
+      ["Owner", job.owner, Boolean(job.owner)],
       ["Priority", count(job.priority), mode !== "job"],
       ["Virtual nodes", count(job.virtual_nodes), true],
       ["Step", job.steps ? `${count(job.step)} / ${count(job.steps)}` : count(job.step), !report],

@@ -69,6 +69,7 @@ class Submit(_Body):
     virtual_nodes: int | None = Field(default=None, ge=1, le=MOST)
     expect_seconds: float | None = None
     retries: int = Field(default=0, ge=0, le=1000)
+    owner: str = Field(default="", max_length=64)
     checkpoint_every: int = Field(default=0, ge=0, le=MOST)
     preload: tuple[str, ...] | None = Field(default=None, max_length=100)
     emulated: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -155,6 +156,7 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             virtual_nodes=body.virtual_nodes,
             expect_seconds=body.expect_seconds,
             retries=body.retries,
+            owner=body.owner,
         )
         return {"id": source.submit(submission)}
 
