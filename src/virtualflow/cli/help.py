@@ -19,6 +19,7 @@ PANELS = {  # of the verbs that take a script, which have many options; what is 
         "patience",
     ),
     "Output": ("detach", "progress", "all_output", "dashboard", "output", "wait", "as_json"),
+    "Many jobs": ("sweep",),
 }
 PANEL_OF = {option: panel for panel, options in PANELS.items() for option in options}
 

@@ -31,6 +31,8 @@ from virtualflow.cli.options import (
     warn_left_out,
 )
 from virtualflow.cli.screen import print_line, screen
+from virtualflow.cli.sweep import submit_all
+from virtualflow.cli.sweeps import combinations
 from virtualflow.cli.users import user_here
 from virtualflow.core.job_state import ENDED, JobState
 from virtualflow.core.sizes import size_text
@@ -82,6 +84,14 @@ def submit(
     ] = None,
     emulate: Emulate = None,
     time_scale: TimeScale = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A job for each value, and for each combination if repeated, with --NAME VALUE after ARGS or in place "
+            "of {NAME} there; or a CSV file with a row for each job.",
+            metavar="NAME=V,V|FILE",
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended, with its exit code.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -112,13 +122,17 @@ def submit(
         "from_checkpoint": str(from_checkpoint.absolute()) if from_checkpoint is not None else None,
         "emulated": _emulated(emulate, time_scale or 1.0) if emulate is not None else {},
     }
-    job_id = client.post("/api/jobs", **body)["id"]
-    print(json.dumps({"id": job_id}) if as_json else f"job {job_id}", flush=True)
+    if sweep:
+        ids = submit_all(client, body, combinations(sweep), as_json=as_json)
+    else:
+        ids = [client.post("/api/jobs", **body)["id"]]
+        print(json.dumps({"id": ids[0]}) if as_json else f"job {ids[0]}", flush=True)
     if wait:
-        raise typer.Exit(_wait(client, job_id))
+        raise typer.Exit(max([_wait(client, job_id) for job_id in ids]))
 
 
 def queue(
+    unfold: Annotated[bool, typer.Option("--unfold", help="Show each job of a sweep.")] = False,
     mine: Annotated[bool, typer.Option("--mine", help="Only the jobs that you have submitted.")] = False,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
@@ -134,9 +148,9 @@ def queue(
         print(json.dumps(jobs(), indent=2))
         return
     if watch:
-        keep_showing(lambda: job_table(views_of(jobs()), wide=wide), wide=wide)
+        keep_showing(lambda: job_table(views_of(jobs()), wide=wide, fold=not unfold), wide=wide)
         return
-    console(wide=wide).print(job_table(views_of(jobs()), wide=wide))
+    console(wide=wide).print(job_table(views_of(jobs()), wide=wide, fold=not unfold))
     for problem in client.get("/api/state")["cluster"]["troubles"]:
         print_line(f"warning: {problem}", sys.stderr)
 
@@ -157,16 +171,18 @@ def describe(job: JobArgument, as_json: AsJson = False) -> None:
 def priority(
     job: JobArgument, value: Annotated[float, typer.Argument(help="A number above 0.", metavar="PRIORITY")]
 ) -> None:
-    """Change a job's priority."""
-    view = _ask(job, "priority", priority=value)
-    print(f"job {view['id']} has priority {view['priority']:g}")
+    """Change the priority of a job, or of all jobs of a sweep."""
+    for job_id in _jobs_of(job):
+        view = _ask(job_id, "priority", priority=value)
+        print(f"job {view['id']} has priority {view['priority']:g}")
 
 
 def pause(job: JobArgument) -> None:
-    """Stop a job with a checkpoint and release its devices, until `vf resume`."""
-    view = _ask(job, "pause")
-    how = "is paused" if view["state"] == JobState.PAUSED else "stops at its next step boundary, with a checkpoint"
-    print(f"job {view['id']} {how}; `vf resume {view['id']}` lets it go on")
+    """Stop a job, or all of a sweep, with a checkpoint and release the devices, until `vf resume`."""
+    for job_id in _jobs_of(job):
+        view = _ask(job_id, "pause")
+        how = "is paused" if view["state"] == JobState.PAUSED else "stops at its next step boundary, with a checkpoint"
+        print(f"job {view['id']} {how}; `vf resume {view['id']}` lets it go on")
 
 
 def resume(
@@ -180,8 +196,14 @@ def resume(
         ),
     ] = None,
 ) -> None:
-    """Continue a paused job."""
+    """Continue a paused job, or all paused jobs of a sweep."""
     if from_checkpoint is None:
+        members = _jobs_of(job)
+        for job_id in members if members != [job] else ():
+            if Client.find().get(f"/api/jobs/{job_id}")["state"] == JobState.PAUSED:
+                print(f"job {job_id} goes on: its state is {_ask(job_id, 'resume')['state']}")
+        if members != [job]:
+            return
         view, source = _ask(job, "resume"), ""
     else:
         is_step = from_checkpoint.isdecimal()
@@ -191,9 +213,16 @@ def resume(
 
 
 def cancel(job: JobArgument) -> None:
-    """End a job of the manager. It can't be resumed."""
-    view = _ask(job, "cancel")
-    print(f"job {view['id']} {'is cancelled' if view['state'] == JobState.CANCELLED else 'is being cancelled'}")
+    """End a job of the manager, or all jobs of a sweep. They can't be resumed."""
+    for job_id in _jobs_of(job):
+        view = _ask(job_id, "cancel")
+        print(f"job {view['id']} {'is cancelled' if view['state'] == JobState.CANCELLED else 'is being cancelled'}")
+
+
+def _jobs_of(name: str) -> list[str]:
+    """A job; or the jobs of a sweep that have not ended."""
+    members = [job for job in Client.find().get("/api/jobs") if job["sweep"] == name]
+    return [job["id"] for job in members if job["state"] not in ENDED] if members else [name]
 
 
 def _ask(job: str, verb: str, **body: Any) -> dict[str, Any]:

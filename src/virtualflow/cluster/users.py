@@ -157,7 +157,8 @@ def _claim(party: Party, wanted: int, arrived: float) -> Claim:
 def _divided(jobs: Sequence[Asking], part: int) -> list[int]:
     """By priority. Where there is no room for all, those of lower priority and later arrival get nothing."""
     order = sorted(range(len(jobs)), key=lambda place: (-jobs[place].job.priority, jobs[place].job.arrival_seconds))
-    admitted, left = [], part
+    admitted: list[int] = []
+    left = part
     for place in order:
         least = jobs[place].job.min
         if least <= left or (not admitted and part):  # the first one may not starve for its minimum

@@ -30,6 +30,8 @@ class JobDescription:
     hash_seed: str = "0"  # PYTHONHASHSEED in its workers
     preload: tuple[str, ...] | None = None  # what is imported before workers start; None: what the script imports
     name: str = ""  # as its owner calls it
+    sweep: str = ""  # with which other jobs it was submitted, with other parameters
+    parameters: dict[str, str] = field(default_factory=dict)  # of the sweep, as they stand in its arguments
 
     @property
     def title(self) -> str:

@@ -66,6 +66,8 @@ class JobView:
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each, by name
     use: dict[str, DeviceUse] = field(default_factory=dict)  # of each device, while the job runs
     owner: str = ""  # who has submitted it to a manager
+    sweep: str = ""  # with which other jobs it was submitted
+    parameters: dict[str, str] = field(default_factory=dict)  # of the sweep
     stages: int | None = None  # that its model is cut into; *mapping* has the nodes of which a device runs any stage
 
     @property

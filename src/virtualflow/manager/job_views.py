@@ -44,6 +44,8 @@ def view_of(manager: Manager, record: Record, place: int | None, now: float) -> 
         examples_per_second=progress.examples_per_second,
         eta_seconds=progress.eta_seconds,
         owner=record.owner,
+        sweep=record.description.sweep,
+        parameters=record.description.parameters,
         priority=record.priority,
         demand=record.demand,
         want=max(record.max_devices, least),

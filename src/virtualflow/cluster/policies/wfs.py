@@ -28,7 +28,7 @@ class Wfs(Policy):
     """Priorities are the jobs' own."""
 
     name = "wfs"
-    sharing = Sharing.DEVICES
+    sharing: Sharing | None = Sharing.DEVICES
 
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
         super().__init__(options)

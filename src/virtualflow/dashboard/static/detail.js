@@ -87,6 +87,7 @@ export class Detail {
       ["May have", limits, !report],
       ["Demand", count(job.demand), report],
       ["Owner", job.owner, Boolean(job.owner)],
+      ...Object.entries(job.parameters ?? {}).map(([name, value]) => [`Parameter ${name}`, value, true]),
       ["Priority", count(job.priority), mode !== "job"],
       ["Virtual nodes", count(job.virtual_nodes), true],
       ["Step", job.steps ? `${count(job.step)} / ${count(job.steps)}` : count(job.step), !report],

@@ -82,9 +82,9 @@ function sortedBy(jobs, column, down, report) {
   );
 }
 
-/** Whether all words of the search are in a job's name, id, owner, script, state or reason. */
+/** Whether all words of the search are in a job's name, id, owner, sweep, script, state or reason. */
 export function matches(job, search) {
-  const all = [job.name, job.id, job.owner, job.script, job.state, job.reason].filter(Boolean).join(" ").toLowerCase();
+  const all = [job.name, job.id, job.owner, job.sweep, job.script, job.state, job.reason].filter(Boolean).join(" ").toLowerCase();
   return search
     .toLowerCase()
     .split(/\s+/)

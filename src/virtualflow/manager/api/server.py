@@ -70,6 +70,8 @@ class Submit(_Body):
     expect_seconds: float | None = None
     retries: int = Field(default=0, ge=0, le=1000)
     owner: str = Field(default="", max_length=64)
+    sweep: str = Field(default="", max_length=80)
+    parameters: dict[str, str] = Field(default_factory=dict, max_length=100)
     checkpoint_every: int = Field(default=0, ge=0, le=MOST)
     preload: tuple[str, ...] | None = Field(default=None, max_length=100)
     emulated: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -159,6 +161,11 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             owner=body.owner,
         )
         return {"id": source.submit(submission)}
+
+    @api.get("/api/sweeps/{sweep}", responses=refusals)
+    def sweep(sweep: Annotated[str, InPath(max_length=80)]) -> list[View]:
+        """All jobs of a sweep, also those that have ended long ago."""
+        return cast(list[View], _plain(source.sweep(sweep)))
 
     @api.get("/api/jobs/{job_id}", responses=refusals)
     def job(job_id: JobId) -> View:

@@ -41,6 +41,7 @@ class Source(Protocol):
 
     def state(self) -> View: ...
     def history(self) -> View: ...
+    def sweep(self, sweep: str) -> list[View]: ...
     def recorded(self, since: float) -> View:
         """Jobs of this time, as a simulation needs them."""
         ...
@@ -99,7 +100,8 @@ class ClusterSource:
             now = manager.clock()
             places = self._places()
             records = manager.records.all()
-            ended = [record.id for record in records if record.is_over]
+            going = {record.description.sweep for record in records if not record.is_over}
+            ended = [record.id for record in records if record.is_over and record.description.sweep not in going - {""}]
             hidden = set(ended[:-MAX_ENDED])
             cluster = ClusterView(
                 "VirtualFlow",
@@ -126,6 +128,15 @@ class ClusterSource:
                 AllocationView.of(job, names.get(job, job), devices, begin, end)
                 for job, begin, end, devices in manager.records.allocations()
             )
+
+    def sweep(self, sweep: str) -> list[View]:
+        manager = self.manager
+        with manager.lock:
+            records = [record for record in manager.records.all() if sweep and record.description.sweep == sweep]
+            if not records:
+                raise UnknownJobError(f"the manager has no sweep {sweep!r}. `vf queue` shows those with jobs.")
+            now, places = manager.clock(), self._places()
+            return [view_of(manager, record, places.get(record.id), now).to_json() for record in records]
 
     def recorded(self, since: float) -> View:
         with self.manager.lock:
@@ -204,6 +215,9 @@ class JobSource:
         devices = self._status.spec().devices
         periods = device_periods(self._status.watch, self._begun, devices, ended=view.state.is_ended)
         return history_of(AllocationView.of(self._id, view.name, held, begin, end) for begin, end, held in periods)
+
+    def sweep(self, sweep: str) -> list[View]:
+        raise UnknownJobError(_ONE_JOB)
 
     def recorded(self, since: float) -> View:
         raise ManagerError(_ONE_JOB)
