@@ -22,6 +22,7 @@ from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.events import STREAM, RunStarted, StepDone, StreamEvent
 from virtualflow.events.event_types import encode
 from virtualflow.job.folder import JobFolder
@@ -156,8 +157,7 @@ def _home(folder: Path) -> Iterator[None]:
 def _record(number: int, device: str) -> Record:
     description = JobDescription(f"/jobs/train{number % 10}.py")
     return Record(
-        *(f"job-{number:04d}", description, "/", "python", 1.0, 1, 1, float(number)),
-        virtual_nodes=4,
+        *(f"job-{number:04d}", description, "/", "python", JobTerms(virtual_nodes=4), float(number)),
         state=JobState.RUNNING,
         devices=(device,),
         started=1.0,

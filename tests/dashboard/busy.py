@@ -238,7 +238,7 @@ def a_busy_day() -> Scripted:
 
     scripted.details["j-7"] = {
         "script": "examples/gpt.py",
-        "arguments": ["--width", "512", "--epochs", "30"],
+        "description": {"arguments": ["--width", "512", "--epochs", "30"]},
         "folder": "~/.virtualflow/jobs/j-7",
         "events": [
             an_event(19, 0, "started on 4 V100, 4 virtual nodes on each"),

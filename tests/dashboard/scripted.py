@@ -137,8 +137,8 @@ class Scripted:
         @app.get("/api/jobs/{job}")
         def detail(job: str) -> Json:
             shown = next(each for each in self.state["jobs"] if each["id"] == job)
-            more = {"script": "train.py", "arguments": [], "folder": "runs", "events": [], "failure": None}
-            return {**shown, **more, **self.details.get(job, {})}
+            described: Json = {"script": "train.py", "description": {"arguments": []}, "folder": "runs"}
+            return {**shown, **described, "events": [], "failure": None, **self.details.get(job, {})}
 
         @app.post("/api/{verb:path}")
         async def post(verb: str, request: Request, response: Response) -> Json:

@@ -421,14 +421,15 @@ def test_a_manager_without_its_records_deletes_nothing_and_takes_in_what_runs(
         again = world.manager()
         again.tick()
         record = again.records[running]
-        assert (record.state, record.devices, record.name, record.priority) == ("RUNNING", devices, "precious", 7.0)
+        assert (record.state, record.devices) == ("RUNNING", devices)
+        assert (record.name, record.terms.priority) == ("precious", 7.0)
         assert set(devices) <= again.fleet.taken(())
         assert [each["id"] for each in again.orphans()] == [waiting]
         assert again.orphans()[0]["state"] == "QUEUED"
         assert (again.fleet.folder(waiting).snapshot / "job.py").exists()
         assert len(starts.made) == 1
         again.take_in(waiting)
-        assert (again.records[waiting].state, again.records[waiting].min, again.orphans()) == ("PAUSED", 4, [])
+        assert (again.records[waiting].state, again.records[waiting].terms.min, again.orphans()) == ("PAUSED", 4, [])
 
 
 def test_strays_of_any_kind_are_listed_and_kept(world: World, starts: Starts, vf_home: Path) -> None:

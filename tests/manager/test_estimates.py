@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from virtualflow.core.job_description import JobDescription
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.events import EpochStarted
 from virtualflow.job.history import Watch
 from virtualflow.manager.estimates import UNKNOWN_SECONDS, done_seconds, expected_seconds, new_estimate
 from virtualflow.manager.record import Record
 
-RECORD = Record("id", JobDescription("train.py"), "/", "python", 1.0, 4, 1, 0.0, virtual_nodes=8)
+RECORD = Record("id", JobDescription("train.py"), "/", "python", JobTerms(demand=4, virtual_nodes=8), 0.0)
 
 
 def watch(steps: int | None = None, **seen: object) -> Watch:
@@ -26,7 +26,7 @@ def watch(steps: int | None = None, **seen: object) -> Watch:
 
 def test_the_owners_word_counts_until_steps_show_more() -> None:
     assert expected_seconds(RECORD) == UNKNOWN_SECONDS
-    assert expected_seconds(replace(RECORD, expect_seconds=60.0)) == 60.0
+    assert expected_seconds(RECORD.changed(expect_seconds=60.0)) == 60.0
     assert new_estimate(RECORD, watch()) is None
 
 
@@ -37,9 +37,9 @@ def test_an_estimate_is_for_the_full_demand() -> None:
 
 def test_an_estimate_that_hardly_differs_is_nothing_new() -> None:
     seen = watch(steps=1000, step_seconds=0.5, devices=2)
-    assert new_estimate(replace(RECORD, expect_seconds=255.0), seen) is None
+    assert new_estimate(RECORD.changed(expect_seconds=255.0), seen) is None
 
 
 @pytest.mark.parametrize(("step", "done"), [(0, 0.0), (50, 30.0), (200, 60.0)])
 def test_what_is_done_is_a_part_of_the_expected_time(step: int, done: float) -> None:
-    assert done_seconds(replace(RECORD, expect_seconds=60.0), watch(step=step, steps=100)) == done
+    assert done_seconds(RECORD.changed(expect_seconds=60.0), watch(step=step, steps=100)) == done

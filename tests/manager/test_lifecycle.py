@@ -9,6 +9,7 @@ import pytest
 
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.errors import ManagerError
 from virtualflow.manager import record as recorded
 from virtualflow.manager.lifecycle import (
@@ -31,7 +32,7 @@ from virtualflow.manager.lifecycle import (
 from virtualflow.manager.record import Record, Wish
 from virtualflow.manager.takeover import taken_over
 
-NEW = Record("a", JobDescription("job.py"), "/", "python", 1.0, 4, 1, submitted=0.0, devices=("0", "1"))
+NEW = Record("a", JobDescription("job.py"), "/", "python", JobTerms(demand=4), submitted=0.0, devices=("0", "1"))
 RUNNING = replace(NEW, state=JobState.RUNNING, started=1.0, launched=10.0, launches=1, token="t")
 OVER = (Effect.ERASE_VARIABLES, Effect.WRITE_STATE, Effect.LEAVE_SCHEDULER)
 
@@ -100,7 +101,7 @@ def test_a_job_that_its_owner_stops_by_other_means_is_cancelled() -> None:
 
 
 def test_a_script_that_fails_is_tried_again_as_often_as_its_owner_allows() -> None:
-    retried, effects = after(replace(RUNNING, retries=1), Ended(HowEnded.FAILED, 30.0, text="no good"))
+    retried, effects = after(RUNNING.changed(retries=1), Ended(HowEnded.FAILED, 30.0, text="no good"))
     assert (retried.state, retried.failed, retried.failure, effects) == ("QUEUED", 1, None, (Effect.WRITE_STATE,))
     again = replace(retried, state=JobState.RUNNING, launched=40.0)
     failed, effects = after(again, Ended(HowEnded.FAILED, 50.0, text="no good\n"))

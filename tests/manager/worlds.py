@@ -15,6 +15,7 @@ from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.users import Users
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.job_description import JobDescription
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.job import launch, tokens
 from virtualflow.job.listener import listen
 from virtualflow.manager.api.serving import serving
@@ -94,4 +95,4 @@ def answering(manager: Manager) -> Iterator[None]:
 
 
 def job(arguments: tuple[str, ...] = (), name: str = "", **options: Any) -> Submission:
-    return Submission(JobDescription("job.py", arguments, name=name), SCRIPT, **options)
+    return Submission(JobDescription("job.py", arguments, name=name), SCRIPT, terms=JobTerms(**options))

@@ -6,18 +6,12 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperOption
 
-PANELS = {  # of the verbs that take a script, which have many options; what is in none of these is in "Options"
-    "Devices": ("devices", "device_type", "threads_per_device", "mapping", "demand", "min", "virtual_nodes"),
+DEVICES, CHECKPOINTS = "Devices", "Checkpoints and failures"
+PANELS = {  # of the verbs that take a script, for options that do not name theirs; all others are in "Options"
+    DEVICES: ("devices", "device_type", "threads_per_device", "mapping"),
     "Mixed and emulated devices": ("plan", "profiles", "rebalance", "device_file", "emulate", "time_scale"),
     "Other machines": ("backend", "listen", "token_file", "machines", "communication"),
-    "Checkpoints and failures": (
-        "resume",
-        "from_checkpoint",
-        "checkpoint_every",
-        "replace",
-        "retries",
-        "patience",
-    ),
+    CHECKPOINTS: ("resume", "from_checkpoint", "replace", "patience"),
     "Output": ("detach", "progress", "all_output", "dashboard", "output", "wait", "as_json"),
     "Many jobs": ("sweep",),
 }
@@ -44,5 +38,5 @@ class ScriptCommand(Command):
         parameters = super().get_params(ctx)
         for parameter in parameters:
             if isinstance(parameter, TyperOption):
-                parameter.rich_help_panel = PANEL_OF.get(parameter.name or "")
+                parameter.rich_help_panel = PANEL_OF.get(parameter.name or "", parameter.rich_help_panel)
         return parameters

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from virtualflow.cli.screen import screen
 from virtualflow.cli.sweeps import folded
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
 from virtualflow.core.job_view import JobView
 from virtualflow.core.sizes import size_text
@@ -23,7 +24,11 @@ WIDE = 200  # columns for --wide where the terminal has fewer: a line may wrap, 
 MAX_REASONS = 10  # below a table that has no column for them
 TIMES = ("submitted", "started", "ended")
 # of a job's facts: shown in another way, or not at all
-ELSEWHERE = ("events", "failure", "workers", "mapping", "memory", "cells", "shadows", "speed", "use")
+ELSEWHERE = (
+    *("events", "failure", "workers", "mapping", "memory", "cells", "shadows", "speed", "use"),
+    *("description", "terms", "emulated", "hash_seed"),
+)
+DESCRIBED_BY_DEFAULT = msgspec.to_builtins(JobDescription(""))
 
 
 def views_of(jobs: Sequence[dict[str, Any]]) -> list[JobView]:
@@ -108,7 +113,7 @@ def _rest(job: JobView) -> tuple[str, ...]:
 def fact_table(facts: dict[str, Any]) -> Table:
     """A job's facts, one a line; times as times."""
     table = Table(Column(no_wrap=True), Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
-    for key, value in facts.items():
+    for key, value in (facts | _of_the_job(facts)).items():
         if key not in ELSEWHERE and value not in (None, "", [], {}):
             table.add_row(key.removesuffix("_seconds").replace("_", " "), _shown(key, value))
     if facts.get("memory"):
@@ -117,6 +122,13 @@ def fact_table(facts: dict[str, Any]) -> Table:
         used = _use(facts["use"][device]) if device in facts.get("use", ()) else []
         table.add_row(f"on {device}", " · ".join([f"virtual nodes {' '.join(map(str, nodes))}", *used]))
     return table
+
+
+def _of_the_job(facts: dict[str, Any]) -> dict[str, Any]:
+    """What its owner has decided of the job itself and of its terms, where that is more than *facts* say."""
+    description, terms = facts.get("description", {}), facts.get("terms") or {}
+    described = {key: value for key, value in description.items() if value != DESCRIBED_BY_DEFAULT[key]}
+    return {key: value for key, value in (described | terms).items() if key not in facts}
 
 
 def _needs(memory: dict[str, Any]) -> str:
@@ -192,4 +204,6 @@ def _shown(key: str, value: Any) -> str:
         return " ".join(map(str, value))
     if key == "metrics":
         return _metrics(value)
+    if key == "parameters":
+        return " ".join(f"{name}={each}" for name, each in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)

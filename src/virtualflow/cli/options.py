@@ -31,7 +31,6 @@ AsModule = Annotated[
     bool,
     typer.Option("--module", "-m", help="SCRIPT is the name of a module, found from this folder as by `python -m`."),
 ]
-Name = Annotated[str, typer.Option(help="A name for the job; the script's name by default.", metavar="NAME")]
 DeviceFile = Annotated[
     Path | None, typer.Option(help="A TOML file that says which device types to emulate, and how.", metavar="FILE")
 ]
@@ -49,22 +48,10 @@ TokenFile = Annotated[
 ]
 DeviceType = Annotated[str, typer.Option(help="What workers compute on: auto, cpu, cuda or xpu.", metavar="TYPE")]
 Profiles = Annotated[Path | None, typer.Option(help="A folder with profiles.", metavar="DIR")]
-CheckpointEvery = Annotated[
-    int, typer.Option(help="Steps between automatic checkpoints; 0 for none.", min=0, metavar="STEPS")
-]
 Include = Annotated[
     list[str] | None,
     typer.Option(
         help="Copy these files into the job, so that later edits do not count. May be repeated.", metavar="GLOB"
-    ),
-]
-
-Preload = Annotated[
-    str | None,
-    typer.Option(
-        help="Import these before workers start, so that they and later ones are ready at once. By default those "
-        "packages that the script imports and that are known to be safe.",
-        metavar="MODULE,...|none",
     ),
 ]
 

@@ -14,22 +14,12 @@ import typer
 from rich import box
 from rich.table import Table
 
+from virtualflow.cli.job_options import SubmitOptions, TermOptions
 from virtualflow.cli.job_table import console, job_table, views_of
 from virtualflow.cli.jobs import JobArgument, Wide, keep_showing, print_facts
 from virtualflow.cli.memory import Copies, NodeMemory, StatedMemory, needs_of
-from virtualflow.cli.options import (
-    AsModule,
-    CheckpointEvery,
-    Emulate,
-    Include,
-    Name,
-    Preload,
-    TimeScale,
-    preload_of,
-    program_of,
-    seconds_of,
-    warn_left_out,
-)
+from virtualflow.cli.option_groups import with_groups
+from virtualflow.cli.options import AsModule, Emulate, Include, TimeScale, program_of, warn_left_out
 from virtualflow.cli.screen import print_line, screen
 from virtualflow.cli.sweep import submit_all
 from virtualflow.cli.sweeps import combinations
@@ -45,35 +35,18 @@ from virtualflow.solver import device_files, profile_files
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+@with_groups
 def submit(
     script: Annotated[Path, typer.Argument(help="The training script.", metavar="SCRIPT")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
     module: AsModule = False,
-    name: Name = "",
-    priority: Annotated[
-        float, typer.Option(help="A larger one means more devices, or an earlier turn.", metavar="P")
-    ] = 1.0,
-    demand: Annotated[int, typer.Option(help="The number of devices that the job asks for.", metavar="N")] = 1,
-    min: Annotated[int, typer.Option("--min", help="Wait rather than run on fewer devices.", metavar="N")] = 1,
-    virtual_nodes: Annotated[
-        int | None,
-        typer.Option(help="The script's virtual nodes, if you know: it then starts on all its devices.", metavar="N"),
-    ] = None,
+    *,
+    terms: TermOptions,
+    job: SubmitOptions,
     memory: StatedMemory = None,
     node_memory: NodeMemory = None,
     copies: Copies = 2,
-    expect: Annotated[
-        str | None, typer.Option(help="The expected run time on its full demand, such as 90m or 2h.", metavar="TIME")
-    ] = None,
-    retries: Annotated[int, typer.Option(help="How often to retry if the script fails.", metavar="N")] = 0,
-    owner: Annotated[str | None, typer.Option(help="Whose job it is, where that is not you.", metavar="USER")] = None,
-    checkpoint_every: CheckpointEvery = 0,
-    from_checkpoint: Annotated[
-        Path | None,
-        typer.Option(help="Begin from this checkpoint, of another job or the script's own.", metavar="FILE"),
-    ] = None,
     include: Include = None,
-    preload: Preload = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,20 +81,10 @@ def submit(
         "directory": str(Path.cwd()),
         "environment": environment.chosen(os.environ, env or ()),
         "interpreter": sys.executable,
-        "name": name,
-        "priority": priority,
-        "demand": demand,
-        "min": min,
-        "virtual_nodes": virtual_nodes,
-        "expect_seconds": seconds_of(expect, "--expect") if expect is not None else None,
         "memory": asdict(needs) if needs is not None else None,
-        "retries": retries,
-        "owner": owner if owner is not None else user_here(),
-        "checkpoint_every": checkpoint_every,
-        "preload": preload_of(preload),
-        "from_checkpoint": str(from_checkpoint.absolute()) if from_checkpoint is not None else None,
         "emulated": _emulated(emulate, time_scale or 1.0) if emulate is not None else {},
     }
+    body |= job.described() | terms.terms()
     if sweep:
         ids = submit_all(client, body, combinations(sweep), as_json=as_json)
     else:

@@ -4,81 +4,81 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from virtualflow.cli.foreground import in_the_background, in_the_foreground
-from virtualflow.cli.options import (
-    AsModule,
-    CheckpointEvery,
-    DeviceFile,
-    DeviceType,
-    Emulate,
-    Include,
-    Listen,
-    Name,
-    Preload,
-    Profiles,
-    TimeScale,
-    TokenFile,
-    device_type_of,
-    preload_of,
-    program_of,
-    warn_left_out,
-)
+from virtualflow.cli.job_options import RunOptions
+from virtualflow.cli.option_groups import with_groups
+from virtualflow.cli.options import AsModule, DeviceType, Include, device_type_of, program_of, warn_left_out
 from virtualflow.cli.resuming import where_it_goes_on
-from virtualflow.cli.run_settings import DeviceOptions, RunSettings
+from virtualflow.cli.run_settings import DeviceOptions, LaunchOptions, RunSettings
 from virtualflow.core.job_state import JobState
 from virtualflow.errors import LaunchError
 from virtualflow.job import checkpoints, control, launch
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.system.home import home, new_job_id
 
+
+@dataclass(frozen=True, slots=True)
+class FixedOptions:
+    """Of the description, too, and part of what the job is: they can't be changed when it is resumed."""
+
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Run every virtual node twice, in another order, and compare bits.")
+    ] = False
+    threads_per_device: Annotated[
+        int, typer.Option(help="Threads of a CPU device. The bits depend on it.", min=1, metavar="N")
+    ] = 1
+    device_type: DeviceType = "auto"
+
+    def described(self, devices: str) -> dict[str, Any]:
+        """The description's fields, for a job on *devices*."""
+        return asdict(self) | {"device_type": device_type_of(self.device_type, devices)}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """Where the job runs for its owner, and what of it is shown."""
+
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background; `vf status` shows it.")] = False
+    all_output: Annotated[
+        bool, typer.Option("--all-output", help="Show the output of every worker, with its device's name.")
+    ] = False
+    progress: Annotated[
+        bool | None, typer.Option("--progress/--no-progress", help="A progress bar; on by default on a terminal.")
+    ] = None
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the job in a browser while it runs.")] = False
+
+    def check(self) -> None:
+        if self.dashboard and self.detach:
+            raise LaunchError("--dashboard needs the job in the foreground; `vf cluster up` has a page that stays")
+
+
 PART_OF_THE_JOB = {
     "script": "the script",
     "arguments": "the arguments",
-    "threads_per_device": "--threads-per-device",
-    "device_type": "--device-type",
     "module": "-m",
-    "audit": "--audit",
     "plan": "--plan",
     "include": "--include",
-}
+} | {field.name: f"--{field.name.replace('_', '-')}" for field in fields(FixedOptions)}
 
 
+@with_groups
 def run(
     context: typer.Context,
     script: Annotated[Path | None, typer.Argument(help="The training script.", metavar="SCRIPT")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="ARGS")] = None,
     module: AsModule = False,
-    name: Name = "",
-    devices: Annotated[
-        str,
-        typer.Option(help="The number of devices, up to the virtual nodes; or types: V100:2,P100:8.", metavar="N|LIST"),
-    ] = "1",
-    backend: Annotated[
-        str,
-        typer.Option(
-            help="Where workers run: local is this machine, ray the Ray cluster that it belongs to or RAY_ADDRESS "
-            "names. Device types are then the cluster's GPU models and custom resources.",
-            metavar="local|ray",
-        ),
-    ] = "local",
-    plan: Annotated[
-        Path | None, typer.Option(help="A plan of `vf solve -o`: devices, node sizes and mapping.", metavar="FILE")
-    ] = None,
-    profiles: Profiles = None,
-    rebalance: Annotated[
-        bool | None,
-        typer.Option(
-            "--rebalance/--no-rebalance", help="Move virtual nodes away from slow devices; on for mixed types."
-        ),
-    ] = None,
-    device_file: DeviceFile = None,
-    emulate: Emulate = None,
-    time_scale: TimeScale = None,
+    *,
+    where: DeviceOptions,
+    fixed: FixedOptions,
+    described: RunOptions,
+    started: LaunchOptions,
+    shown: OutputOptions,
     resume: Annotated[str | None, typer.Option(help="Continue a job from its last checkpoint.", metavar="JOB")] = None,
     from_checkpoint: Annotated[
         str | None,
@@ -87,66 +87,17 @@ def run(
             metavar="FILE|STEP",
         ),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace/--no-replace", help="Replace lost workers.")] = True,
-    checkpoint_every: CheckpointEvery = 500,
     include: Include = None,
-    preload: Preload = None,
-    listen: Listen = None,
-    token_file: TokenFile = None,
-    audit: Annotated[
-        bool, typer.Option("--audit", help="Run every virtual node twice, in another order, and compare bits.")
-    ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Run in the background; `vf status` shows it.")] = False,
-    all_output: Annotated[
-        bool, typer.Option("--all-output", help="Show the output of every worker, with its device's name.")
-    ] = False,
-    progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="A progress bar; on by default on a terminal.")
-    ] = None,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the job in a browser while it runs.")] = False,
-    mapping: Annotated[
-        str | None,
-        typer.Option(
-            help="The device index of each virtual node, such as 0,1,1,0; with stages a row for each: 0,0/1,1.",
-            metavar="LIST",
-        ),
-    ] = None,
-    threads_per_device: Annotated[
-        int, typer.Option(help="Threads of a CPU device. The bits depend on it.", min=1, metavar="N")
-    ] = 1,
-    device_type: DeviceType = "auto",
-    patience: Annotated[
-        float,
-        typer.Option(
-            help="Seconds after which a worker that blocks the others counts as lost.", min=1, metavar="SECONDS"
-        ),
-    ] = 30.0,
 ) -> None:
     """Run SCRIPT on several devices. The exit code is the script's.
 
     Each device gets a process that runs the script; what it trains is the same, bit for bit, on any number of devices.
     """
     file, full_name = program_of(script, as_module=module) if script is not None else (None, "")
-    settings = RunSettings.read(
-        DeviceOptions(devices, plan, device_file, emulate, time_scale),
-        file,
-        profiles,
-        backend=backend,
-        rebalance=rebalance,
-        mapping=mapping,
-        patience=patience,
-        replace=replace,
-        listen=listen,
-        token_file=token_file,
-        name=name,
-        checkpoint_every=checkpoint_every,
-        preload=preload_of(preload),
-    )
-    if dashboard and detach:
-        raise LaunchError("--dashboard needs the job in the foreground; `vf cluster up` has a page that stays")
+    settings = RunSettings.read(described, where, started, file)
+    shown.check()
     if resume is not None:
-        given = _given(context, resume)
-        folder, checkpoint = _to_resume(resume, settings.given(given), from_checkpoint)
+        folder, checkpoint = _to_resume(resume, settings.given(_given(context, resume)), from_checkpoint)
     elif file is None:
         raise LaunchError("which script? `vf run --devices 2 train.py`, or `vf run --resume JOB`")
     else:
@@ -155,11 +106,9 @@ def run(
             job_id=new_job_id(),
             script=str(file),
             arguments=tuple(arguments or ()),
-            threads_per_device=threads_per_device,
-            device_type=device_type_of(device_type, devices),
-            audit=audit,
             node_sizes=settings.node_sizes,
             from_checkpoint=str(checkpoint) if checkpoint else None,
+            **fixed.described(where.devices),
             **settings.all(),
         )
         folder = JobFolder(home() / "jobs" / job.job_id)
@@ -168,11 +117,13 @@ def run(
     print(f"job {folder.path.name}", flush=True)
     if resume is not None or checkpoint is not None:
         _print_aside(where_it_goes_on(folder, checkpoint))
-    if detach:
+    if shown.detach:
         in_the_background(folder, token)
         return
-    outcome = in_the_foreground(folder, token, all_output=all_output, progress=progress, dashboard=dashboard)
-    if audit and outcome.code == 0:
+    outcome = in_the_foreground(
+        folder, token, all_output=shown.all_output, progress=shown.progress, dashboard=shown.dashboard
+    )
+    if fixed.audit and outcome.code == 0:
         _print_aside("audit: no hidden state found")
     raise typer.Exit(outcome.code)
 

@@ -6,10 +6,19 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from virtualflow.cli.cell_table import rows_of
+from virtualflow.cli.job_options import RunOptions
 from virtualflow.cli.options import (
+    DeviceFile,
+    Emulate,
+    Listen,
+    Profiles,
+    TimeScale,
+    TokenFile,
     devices_in,
     devices_of,
     numbers,
@@ -28,13 +37,32 @@ from virtualflow.system.home import profiles_of
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """The options that choose devices, and what these stand for."""
+    """The options that choose devices, what these stand for, and which virtual nodes each of them runs."""
 
-    devices: str
-    plan: Path | None
-    device_file: Path | None
-    emulate: str | None
-    time_scale: float | None
+    devices: Annotated[
+        str,
+        typer.Option(help="The number of devices, up to the virtual nodes; or types: V100:2,P100:8.", metavar="N|LIST"),
+    ] = "1"
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan of `vf solve -o`: devices, node sizes and mapping.", metavar="FILE")
+    ] = None
+    profiles: Profiles = None
+    rebalance: Annotated[
+        bool | None,
+        typer.Option(
+            "--rebalance/--no-rebalance", help="Move virtual nodes away from slow devices; on for mixed types."
+        ),
+    ] = None
+    mapping: Annotated[
+        str | None,
+        typer.Option(
+            help="The device index of each virtual node, such as 0,1,1,0; with stages a row for each: 0,0/1,1.",
+            metavar="LIST",
+        ),
+    ] = None
+    device_file: DeviceFile = None
+    emulate: Emulate = None
+    time_scale: TimeScale = None
 
     def layout(self) -> JobLayout | None:
         """The plan's, if one was given."""
@@ -47,55 +75,76 @@ class DeviceOptions:
         pools = [Pool(name, (count,)) for name, count in counts.items()]
         return devices_in(pools, self.device_file, self.emulate, self.time_scale)
 
+    def cells(self, layout: JobLayout | None) -> tuple[tuple[int, ...], ...] | None:
+        """The mapping of a model in stages, given by hand or by the plan."""
+        if self.mapping:
+            return rows_of(self.mapping) if "/" in self.mapping else None
+        return layout.cells if layout else None
+
+    def owners(self, layout: JobLayout | None) -> tuple[int, ...] | None:
+        """The mapping of a model that is not cut."""
+        if self.mapping:
+            return None if "/" in self.mapping else tuple(numbers(self.mapping, "--mapping"))
+        return layout.owners if layout else None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """The options about its workers: where they run, who may join, and what becomes of lost ones."""
+
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="Where workers run: local is this machine, ray the Ray cluster that it belongs to or RAY_ADDRESS "
+            "names. Device types are then the cluster's GPU models and custom resources.",
+            metavar="local|ray",
+        ),
+    ] = "local"
+    replace: Annotated[bool, typer.Option("--replace/--no-replace", help="Replace lost workers.")] = True
+    patience: Annotated[
+        float,
+        typer.Option(
+            help="Seconds after which a worker that blocks the others counts as lost.", min=1, metavar="SECONDS"
+        ),
+    ] = 30.0
+    listen: Listen = None
+    token_file: TokenFile = None
+
+    def by_option(self) -> dict[str, dict[str, Any]]:
+        """Fields of the launch by the option that decides them."""
+        file = str(token_file_for(self.listen, self.token_file)) if self.listen else None
+        return {
+            "backend": {"backend": _backend(self.backend)},
+            "patience": {"patience_seconds": self.patience},
+            "replace": {"replace_lost": self.replace},
+            "listen": {"listen": self.listen, "token_file": file},
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Fields of a job's description, by the option that decides them."""
+    """Fields of a job's description and launch, by the option that decides them."""
 
     by_option: dict[str, dict[str, Any]]
     node_sizes: tuple[int, ...] | None  # a plan's; part of the job
 
     @classmethod
-    def read(
-        cls,
-        options: DeviceOptions,
-        script: Path | None,
-        profiles: Path | None,
-        *,
-        backend: str,
-        rebalance: bool | None,
-        mapping: str | None,
-        patience: float,
-        replace: bool,
-        listen: str | None,
-        token_file: Path | None,
-        **described: Any,
-    ) -> RunSettings:
-        """What the options say. Raises an error that names the option which can't be followed.
-
-        *described* are those that are fields of the description as they are.
-        """
-        check_name(described["name"])
-        layout = options.layout()
-        devices = options.chosen(layout)
-        cells = rows_of(mapping) if mapping and "/" in mapping else None
-        by_hand = tuple(numbers(mapping, "--mapping")) if mapping and cells is None else None
-        owners = by_hand if mapping else layout.owners if layout else None
-        cells = cells if mapping else layout.cells if layout else None
+    def read(cls, job: RunOptions, where: DeviceOptions, launch: LaunchOptions, script: Path | None) -> RunSettings:
+        """What the options say. Raises an error that names the option which can't be followed."""
+        check_name(job.name)
+        layout = where.layout()
+        devices = where.chosen(layout)
+        cells, owners = where.cells(layout), where.owners(layout)
         by_option: dict[str, dict[str, Any]] = {
             "devices": {
                 "devices": devices.names,
                 "emulated": devices.emulated,
-                "workload": _workload(script, profiles, devices, owners) if cells is None else None,
+                "workload": _workload(script, where.profiles, devices, owners) if cells is None else None,
             },
-            "backend": {"backend": _backend(backend)},
-            "rebalance": {"rebalance": devices.are_mixed if rebalance is None else rebalance},
+            "rebalance": {"rebalance": devices.are_mixed if where.rebalance is None else where.rebalance},
             "mapping": {"owners": owners, "cells": cells},
-            "patience": {"patience_seconds": patience},
-            "replace": {"replace_lost": replace},
-            "listen": {"listen": listen, "token_file": str(token_file_for(listen, token_file)) if listen else None},
         }
-        by_option |= {name: {name: value} for name, value in described.items()}
+        by_option |= launch.by_option() | {name: {name: value} for name, value in job.described().items()}
         return cls(by_option, layout.node_sizes if layout else None)
 
     def all(self) -> dict[str, Any]:

@@ -8,6 +8,12 @@ from typing import Any
 
 from virtualflow.core.memory_needs import MemoryNeeds
 
+# What a cluster settles, and what holds only on devices that a job keeps: nothing that is submitted.
+NOT_SUBMITTED = frozenset(
+    {"threads_per_device", "device_type", "device_bytes", "hash_seed", "audit", "profiling"}
+    | {"owners", "cells", "node_sizes"}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class JobDescription:

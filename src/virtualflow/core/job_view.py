@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.core.memory_needs import MemoryNeeds
 
 
@@ -112,16 +114,16 @@ class SpeedView:
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """What is shown of one job beside its view. A job without a manager has neither launches nor retries."""
+    """What is shown of one job beside its view. A job without a manager has neither launches nor terms."""
 
-    arguments: Sequence[str]
+    description: JobDescription
     folder: str  # that its script runs in
     interpreter: str
     events: Sequence[Any]  # the notable ones of its stream
     workers: Sequence[Any] = ()
     failure: str | None = None
     launches: int = 0
-    retries: int = 0
+    terms: JobTerms | None = None
     memory: MemoryNeeds | None = None
     cells: Sequence[Sequence[str]] = ()  # of a model in stages: for each, the device of each virtual node
     shadows: Sequence[Sequence[str]] = ()  # for each stage, the devices that hold it besides

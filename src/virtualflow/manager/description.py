@@ -46,11 +46,11 @@ def for_scheduler(record: Record, devices: int) -> Job:
         record.submitted,
         demand,
         length,
-        priority=record.priority,
-        min=min(record.min, demand),
-        owner=record.owner,
+        priority=record.terms.priority,
+        min=min(record.terms.min, demand),
+        owner=record.terms.owner,
         memory=memory,
-        virtual_nodes=(record.virtual_nodes or 0) if memory is not None else 0,
+        virtual_nodes=(record.terms.virtual_nodes or 0) if memory is not None else 0,
     )
 
 
@@ -97,7 +97,7 @@ def write_state(folder: JobFolder, record: Record) -> None:
         folder.write_state(
             JobStatus(
                 record.state,
-                virtual_nodes=record.virtual_nodes,
+                virtual_nodes=record.terms.virtual_nodes,
                 reason=reason[-1] if reason else "",
                 over=record.is_over,
                 **counts,

@@ -16,7 +16,7 @@ SCALE = 1.1  # an estimate that changes by less is not worth a decision
 
 def expected_seconds(record: Record) -> float:
     """On its full demand."""
-    return record.expect_seconds or UNKNOWN_SECONDS
+    return record.terms.expect_seconds or UNKNOWN_SECONDS
 
 
 def new_estimate(record: Record, watch: Watch, model: StepModel | None = None) -> float | None:

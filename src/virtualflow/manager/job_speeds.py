@@ -34,7 +34,8 @@ class JobSpeeds:
     def look_at(self, record: Record, types: tuple[str, ...]) -> bool:
         """Take in what is new of a job; return whether its speeds are other ones than was thought."""
         steps, done = self._watch(record.id).times.steps, self._fitted.get(record.id)
-        if record.virtual_nodes is None or (done is not None and done[1] == types and steps < GROWTH * done[0] + 1):
+        is_old = done is not None and done[1] == types and steps < GROWTH * done[0] + 1
+        if record.terms.virtual_nodes is None or is_old:
             return False
         self._fitted[record.id] = steps, types
         return self._learnt.know(record.id, self.model(record, types))
@@ -51,15 +52,15 @@ class JobSpeeds:
         return bool(record.measured_steps or self._watch(record.id).times.steps)
 
     def model(self, record: Record, types: tuple[str, ...]) -> StepModel:
-        assert record.virtual_nodes is not None
-        return fit(self._guess(record, types), record.virtual_nodes, self.measured(record))
+        assert record.terms.virtual_nodes is not None
+        return fit(self._guess(record, types), record.terms.virtual_nodes, self.measured(record))
 
     def of_record(self, record: Record, types: tuple[str, ...]) -> StepModel | None:
         """What its record says, without its stream where it has ended; None for what never had virtual nodes."""
-        if record.virtual_nodes is None:
+        if record.terms.virtual_nodes is None:
             return None
         steps = record.measured_steps if record.is_over else self.measured(record)
-        return fit(self._guess(record, types) if steps else Guess.linear(types), record.virtual_nodes, steps)
+        return fit(self._guess(record, types) if steps else Guess.linear(types), record.terms.virtual_nodes, steps)
 
     def _guess(self, record: Record, types: tuple[str, ...]) -> Guess:
         known = self._from_profile(record) or self._from_others(record, types) or Guess.linear(types)
@@ -73,7 +74,7 @@ class JobSpeeds:
         try:
             workload = profile_files.read_all(folder)
             return from_profile(
-                workload, examples // record.virtual_nodes if examples and record.virtual_nodes else None
+                workload, examples // record.terms.virtual_nodes if examples and record.terms.virtual_nodes else None
             )
         except (VirtualFlowError, OSError) as error:
             _log.warning("the profiles of %s are of no use to job %s: %s", record.description.script, record.id, error)
@@ -84,14 +85,14 @@ class JobSpeeds:
         best: Record | None = None
         for other in reversed(self._records.all()):
             is_candidate = other.id != record.id and other.description.script == record.description.script
-            if is_candidate and other.virtual_nodes is not None and self._has_steps(other):
+            if is_candidate and other.terms.virtual_nodes is not None and self._has_steps(other):
                 best = best or other
                 if _is_alike(other, record):
                     best = other
                     break
         if best is None:
             return None
-        model = fit(Guess.linear(types), best.virtual_nodes or 1, self.measured(best))
+        model = fit(Guess.linear(types), best.terms.virtual_nodes or 1, self.measured(best))
         if not model.measured:
             return None  # on types that are gone
         *seconds, fixed, more = model.mean.tolist()
@@ -100,7 +101,7 @@ class JobSpeeds:
 
     def view(self, record: Record, pools: tuple[Pool, ...]) -> SpeedView | None:
         """What is known, for people. *pools* are all devices."""
-        if record.virtual_nodes is None:
+        if record.terms.virtual_nodes is None:
             return None
         model = self.model(record, tuple(pool.device_type for pool in pools))
         met = [MeasuredSpeed(_counts(m.layout), _waves(m.layout), m.steps, m.seconds, model.seconds(m.layout)[0])
@@ -118,7 +119,8 @@ class JobSpeeds:
 
 
 def _is_alike(other: Record, record: Record) -> bool:
-    return (other.description.arguments, other.virtual_nodes) == (record.description.arguments, record.virtual_nodes)
+    nodes, arguments = record.terms.virtual_nodes, record.description.arguments
+    return (other.description.arguments, other.terms.virtual_nodes) == (arguments, nodes)
 
 
 def _counts(layout: TypeShares) -> dict[str, int]:

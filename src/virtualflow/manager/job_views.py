@@ -43,15 +43,15 @@ def view_of(manager: Manager, record: Record, place: int | None, now: float) -> 
         metrics=progress.metrics,
         examples_per_second=progress.examples_per_second,
         eta_seconds=progress.eta_seconds,
-        owner=record.owner,
+        owner=record.terms.owner,
         sweep=record.description.sweep,
         parameters=record.description.parameters,
-        priority=record.priority,
-        demand=record.demand,
+        priority=record.terms.priority,
+        demand=record.terms.demand,
         want=max(record.max_devices, least),
-        min=max(record.min, least),
+        min=max(record.terms.min, least),
         cap=record.cap,
-        virtual_nodes=record.virtual_nodes,
+        virtual_nodes=record.terms.virtual_nodes,
         stages=cells.stages if cells is not None else None,
         mapping={worker.device: list(worker.virtual_nodes) for worker in workers},
         queued_seconds=round(max(0.0, (record.ended or now) - record.submitted - run_seconds), 1),
@@ -118,6 +118,6 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
         return f"it may start at the next round; rounds take {manager.policy.round_seconds:.0f} s"
     ahead = f"{place} job(s) are ahead of it, and " if place else ""
     if snapshot.idle:
-        needed = record.min if record.min > snapshot.idle else record.max_devices
+        needed = record.terms.min if record.terms.min > snapshot.idle else record.max_devices
         return f"{ahead}only {snapshot.idle} device(s) are free, which is not enough for its {needed}"
     return f"{ahead}all {snapshot.devices} device(s) are in use, and the policy takes none away for it"

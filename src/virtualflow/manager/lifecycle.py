@@ -176,7 +176,7 @@ def _ended(record: Record, end: Ended) -> Step:
         beyond_help = crashes > MAX_CRASHES
     elif end.how == HowEnded.FAILED:
         record = replace(record, failed=record.failed + 1)
-        beyond_help = record.failed > record.retries
+        beyond_help = record.failed > record.terms.retries
     if end.how == HowEnded.DONE:
         return _over(record, JobState.DONE, end.now), ON_END
     if record.wish == Wish.CANCEL or (end.how == HowEnded.STOPPED and record.wish is None):

@@ -108,11 +108,11 @@ class Manager:
 
     def _check_cap(self, submission: Submission) -> None:
         """Raises ManagerError if the job could never run, whatever else its owner has."""
-        users, owner = self.cluster.users, submission.owner
-        cap = users.cap_of(owner) if users is not None else None
-        if cap is not None and submission.min > cap:
+        users, terms = self.cluster.users, submission.terms
+        cap = users.cap_of(terms.owner) if users is not None else None
+        if cap is not None and terms.min > cap:
             raise ManagerError(
-                f"{owner}'s jobs may have {cap} device(s) together here, and this one needs at least {submission.min}"
+                f"{terms.owner}'s jobs may have {cap} device(s) together here, and this one needs at least {terms.min}"
             )
 
     def set_priority(self, job_id: str, priority: float) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from virtualflow.core.job_state import JobState
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.errors import DamagedError, LaunchError
 from virtualflow.events import STREAM
 from virtualflow.job import lock_holders
@@ -111,11 +112,10 @@ def record_of(folder: JobFolder, now: float) -> Record:
     """The job of *folder* as far as that, and its coordinator if there is one, show it. Raises DamagedError."""
     status = folder.read_state()
     record = _as_submitted(folder) or _as_launched(folder.path.name, folder.spec(), now)
-    record = replace(
-        record,
+    record = record.changed(
         state=JobState.PAUSED,
         devices=status.devices,
-        virtual_nodes=status.virtual_nodes or record.virtual_nodes,
+        virtual_nodes=status.virtual_nodes or record.terms.virtual_nodes,
         resizes=status.resizes,
         failures=status.failures,
     )
@@ -156,14 +156,11 @@ def _as_submitted(folder: JobFolder) -> Record | None:
 
 
 def _as_launched(job_id: str, spec: JobSpec, now: float) -> Record:
-    demand = max(1, len(spec.devices))
     return Record(
         id=job_id,
         description=replace(spec.description, emulated={}),
         directory=str(Path(spec.description.script).parent),
         interpreter=sys.executable,
-        priority=1.0,
-        demand=demand,
-        min=1,
+        terms=JobTerms(demand=max(1, len(spec.devices))),
         submitted=now,
     )

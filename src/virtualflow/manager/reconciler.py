@@ -89,7 +89,7 @@ class Reconciler:
             if (record.resizes, record.failures) != (status.resizes, status.failures):
                 record = self._records.update(job_id, resizes=status.resizes, failures=status.failures)
             nodes = status.virtual_nodes
-            if nodes is not None and nodes >= 1 and nodes != record.virtual_nodes:
+            if nodes is not None and nodes >= 1 and nodes != record.terms.virtual_nodes:
                 self.learn(job_id, virtual_nodes=nodes)
         measured = estimates.measured_memory(watch, self._fleet.use(job_id))
         if measured is not None and measured != self._records[job_id].measured_memory:
@@ -123,10 +123,10 @@ class Reconciler:
     def launch(self, job_id: str) -> None:
         """Start the job on those of its devices that are free by now."""
         record = self._records[job_id]
-        devices, least = self._free_for(record), max(record.min, self._least(job_id))
+        devices, least = self._free_for(record), max(record.terms.min, self._least(job_id))
         if len(devices) < min(least, len(record.devices)):
             return
-        if record.virtual_nodes is None:
+        if record.terms.virtual_nodes is None:
             devices = devices[:least]  # on how many it can run is known when it has made its Trainer
         token = self._fleet.prepare(job_id, self.spec(record, devices))
         if token is None:  # a coordinator of an earlier manager has appeared after all
@@ -165,7 +165,7 @@ class Reconciler:
             record = self._records[job_id]
         if record.wish is not None:
             self._fleet.stop(job_id, checkpoint=record.wish != Wish.CANCEL)
-        elif record.virtual_nodes is not None and devices:
+        elif record.terms.virtual_nodes is not None and devices:
             self._fleet.move(job_id, devices)
 
     def _is_settled(self, record: Record) -> bool:

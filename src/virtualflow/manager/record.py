@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.core.memory_needs import MemoryNeeds
 from virtualflow.core.step_times import TimedSteps
 
@@ -31,14 +33,8 @@ class Record:
     description: JobDescription  # its variables are in the job's folder alone, because records are copied
     directory: str
     interpreter: str
-    priority: float
-    demand: int
-    min: int  # devices
+    terms: JobTerms
     submitted: float  # seconds since the epoch, as all times here
-    virtual_nodes: int | None = None  # as its owner says, or learnt when it runs
-    expect_seconds: float | None = None  # on the full demand
-    retries: int = 0
-    owner: str = ""
     measured_memory: MemoryNeeds | None = None  # what its stages took when it ran; what its owner states counts
     cap: int | None = None  # devices, at most, until `resize JOB auto`
     state: JobState = JobState.QUEUED  # RUNNING from its launch until all its processes are gone
@@ -69,6 +65,11 @@ class Record:
         """What it needs, as far as is known."""
         return self.description.memory or self.measured_memory
 
+    def changed(self, **facts: Any) -> Record:
+        """The same with other *facts*: its own, or of its terms."""
+        terms = {option.name: facts.pop(option.name) for option in fields(JobTerms) if option.name in facts}
+        return replace(self, terms=replace(self.terms, **terms), **facts)
+
     @property
     def is_over(self) -> bool:
         return self.state.is_ended
@@ -76,7 +77,7 @@ class Record:
     @property
     def max_devices(self) -> int:
         """Devices that it can use."""
-        return min(limit for limit in (self.demand, self.cap, self.virtual_nodes) if limit is not None)
+        return min(limit for limit in (self.terms.demand, self.cap, self.terms.virtual_nodes) if limit is not None)
 
 
 def to_json(record: Record) -> str:

@@ -10,7 +10,6 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ class Records:
 
     def update(self, job_id: str, **facts: Any) -> Record:
         """The job's record with other *facts*, which is saved if it differs."""
-        record = replace(self[job_id], **facts)
+        record = self[job_id].changed(**facts)
         if record != self[job_id]:
             self.save([record])
         return record

@@ -12,6 +12,7 @@ from pathlib import Path
 from virtualflow.core.emulation import Emulated
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_names import check_name
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.errors import ManagerError
 from virtualflow.manager import environment
 from virtualflow.manager.record import Record
@@ -27,29 +28,12 @@ class Submission:
     directory: str = "."
     environment: Mapping[str, str] | None = None  # None: what jobs get of the manager's
     interpreter: str | None = None
-    priority: float = 1.0
-    demand: int = 1
-    min: int = 1  # devices: it waits rather than run on fewer
-    virtual_nodes: int | None = None
-    expect_seconds: float | None = None
-    retries: int = 0
-    owner: str = ""  # whose share of the devices it counts against
+    terms: JobTerms = JobTerms()  # noqa: RUF009, frozen
 
     def check(self, devices: int) -> None:
         """Whether a cluster of this size can take it."""
         check_name(self.description.name)
-        check_priority(self.priority)
-        check_owner(self.owner)
-        if not 1 <= self.demand <= devices:
-            raise ManagerError(f"a demand of {self.demand} can't be met: the cluster has {devices} device(s)")
-        if not 1 <= self.min <= self.demand:
-            raise ManagerError(f"a minimum of {self.min} device(s) does not fit a demand of {self.demand}")
-        if self.virtual_nodes is not None and self.virtual_nodes < self.min:
-            raise ManagerError(
-                f"{self.virtual_nodes} virtual node(s) can't run on {self.min} device(s): each device needs one"
-            )
-        if self.expect_seconds is not None and not 1e-3 <= self.expect_seconds < 1e9:
-            raise ManagerError(f"an expected time of {self.expect_seconds} s: it must be at least a millisecond")
+        _check_terms(self.terms, devices)
         job, variables = self.description, self.environment or {}
         names = [*self.modules, job.script, self.directory, self.interpreter or "", *job.arguments]
         if any("\0" in text for text in (*names, *variables, *variables.values())):
@@ -75,15 +59,24 @@ class Submission:
             description=replace(self.description, hash_seed=hash_seed_of(self.variables)),
             directory=self.directory,
             interpreter=self.interpreter or sys.executable,
-            priority=self.priority,
-            demand=self.demand,
-            min=self.min,
+            terms=self.terms,
             submitted=now,
-            virtual_nodes=self.virtual_nodes,
-            expect_seconds=self.expect_seconds,
-            retries=self.retries,
-            owner=self.owner,
         )
+
+
+def _check_terms(terms: JobTerms, devices: int) -> None:
+    check_priority(terms.priority)
+    check_owner(terms.owner)
+    if not 1 <= terms.demand <= devices:
+        raise ManagerError(f"a demand of {terms.demand} can't be met: the cluster has {devices} device(s)")
+    if not 1 <= terms.min <= terms.demand:
+        raise ManagerError(f"a minimum of {terms.min} device(s) does not fit a demand of {terms.demand}")
+    if terms.virtual_nodes is not None and terms.virtual_nodes < terms.min:
+        raise ManagerError(
+            f"{terms.virtual_nodes} virtual node(s) can't run on {terms.min} device(s): each device needs one"
+        )
+    if terms.expect_seconds is not None and not 1e-3 <= terms.expect_seconds < 1e9:
+        raise ManagerError(f"an expected time of {terms.expect_seconds} s: it must be at least a millisecond")
 
 
 def check_priority(priority: float) -> None:

@@ -197,7 +197,7 @@ export class Detail {
   }
 
   about(more) {
-    const command = [more.script, ...(more.arguments ?? [])].filter(Boolean).join(" ");
+    const command = [more.script, ...(more.description?.arguments ?? [])].filter(Boolean).join(" ");
     text(byId("detail-command"), command);
     set(byId("detail-command"), "title", more.folder ? `in ${more.folder}` : null);
     text(byId("detail-failure"), more.failure);

@@ -7,10 +7,10 @@ import html
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import msgspec
 from fastapi import FastAPI, Query, Request
@@ -19,10 +19,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from virtualflow import __version__
-from virtualflow.core.job_description import JobDescription
+from virtualflow.core.job_description import NOT_SUBMITTED, JobDescription
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.errors import RecordsError, UnknownJobError, VirtualFlowError
 from virtualflow.events import STREAM
 from virtualflow.job.output import LEAD_LOG
@@ -39,6 +40,8 @@ MOST = 1 << 31
 
 Offset = Annotated[int, Query(ge=0, le=1 << 62)]
 JobId = Annotated[str, InPath(max_length=64, pattern=r"^[\w-]+$")]
+WholeNumber = Annotated[int, Field(ge=0, le=MOST)]
+Described = TypeVar("Described", JobDescription, JobTerms)
 
 
 class _Body(BaseModel):
@@ -53,8 +56,8 @@ class NeededMemory(_Body):
     copies: int = Field(default=2, ge=1, le=MOST)
 
 
-class Submit(_Body):
-    """A job. Without *modules*, the script is a path on the manager's machine."""
+class Submitted(_Body):
+    """A job. Without *modules*, the script is a path on the manager's machine, as *from_checkpoint* always is."""
 
     script: str = Field(min_length=1, max_length=4096)
     modules: dict[str, str] | None = None
@@ -62,21 +65,28 @@ class Submit(_Body):
     directory: str | None = Field(default=None, max_length=4096)
     environment: dict[str, str] | None = None
     interpreter: str | None = Field(default=None, max_length=4096)
-    name: str = ""
-    priority: float = 1.0
-    demand: int = Field(default=1, le=MOST)
-    min: int = Field(default=1, le=MOST)
-    virtual_nodes: int | None = Field(default=None, ge=1, le=MOST)
-    expect_seconds: float | None = None
-    retries: int = Field(default=0, ge=0, le=1000)
-    owner: str = Field(default="", max_length=64)
-    sweep: str = Field(default="", max_length=80)
-    parameters: dict[str, str] = Field(default_factory=dict, max_length=100)
-    checkpoint_every: int = Field(default=0, ge=0, le=MOST)
-    preload: tuple[str, ...] | None = Field(default=None, max_length=100)
-    emulated: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    from_checkpoint: str | None = Field(default=None, max_length=4096)  # a file on the manager's machine
     memory: NeededMemory | None = None
+
+    def said_of(self, described: type[Described]) -> Described:
+        """What it says of a job's description, or of its terms."""
+        return msgspec.convert(self.model_dump(include={option.name for option in fields(described)}), described)
+
+
+def _options_of(described: type) -> dict[str, Any]:
+    """What else may be submitted: pydantic's fields for those of a description, or of terms."""
+    hints, counts = get_type_hints(described), {int: WholeNumber, int | None: WholeNumber | None}
+    defaults = {
+        option.name: option.default if option.default_factory is MISSING else option.default_factory()
+        for option in fields(described)
+        if option.name not in NOT_SUBMITTED | Submitted.model_fields.keys()
+    }
+    return {name: (counts.get(hints[name], hints[name]), default) for name, default in defaults.items()}
+
+
+if TYPE_CHECKING:
+    Submit = Submitted
+else:
+    Submit = create_model("Submit", __base__=Submitted, **_options_of(JobDescription), **_options_of(JobTerms))
 
 
 class Resume(_Body):
@@ -147,18 +157,12 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             about: dict[str, Any] = {"arguments": body.arguments, "environment": body.environment}
             modules = take(Path(body.script), directory=directory, waits=True, **about).modules
         submission = Submission(
-            description=_description(body),
+            description=body.said_of(JobDescription),
             modules=modules,
             directory=directory,
             environment=body.environment,
             interpreter=body.interpreter,
-            priority=body.priority,
-            demand=body.demand,
-            min=body.min,
-            virtual_nodes=body.virtual_nodes,
-            expect_seconds=body.expect_seconds,
-            retries=body.retries,
-            owner=body.owner,
+            terms=body.said_of(JobTerms),
         )
         return {"id": source.submit(submission)}
 
@@ -213,12 +217,6 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
         """End for good."""
         source.cancel(job_id)
         return source.job(job_id)
-
-
-def _description(body: Submit) -> JobDescription:
-    """What *body* says of the job itself."""
-    names = {option.name for option in fields(JobDescription)} & Submit.model_fields.keys()
-    return msgspec.convert(body.model_dump(include=names), JobDescription)
 
 
 def _plain(value: Any) -> JSONResponse:

@@ -150,14 +150,14 @@ class ClusterSource:
             cells = watch.cells if status is not None else None
             view = view_of(manager, record, self._places().get(job_id), manager.clock())
             details = JobDetails(
-                record.description.arguments,
+                record.description,
                 record.directory,
                 record.interpreter,
                 list(watch.notable),
                 with_cells(status, cells).workers if status is not None else (),
                 record.failure,
                 record.launches,
-                record.retries,
+                record.terms,
                 record.memory,
                 *_grid(cells),
                 manager.reconciler.speeds.view(record, self._pools()),
@@ -223,11 +223,11 @@ class JobSource:
         raise ManagerError(_ONE_JOB)
 
     def job(self, job_id: str) -> View:
-        arguments = self._of(job_id).spec().description.arguments
+        description = self._of(job_id).spec().description
         view, status = self._status.look(self._clock())
         watch = self._status.watch
         cells, shadows = _grid(None if view.state.is_at_rest else watch.cells)
-        details = JobDetails(arguments, "", "", list(watch.notable), status.workers, cells=cells, shadows=shadows)
+        details = JobDetails(description, "", "", list(watch.notable), status.workers, cells=cells, shadows=shadows)
         return details.with_view(view)
 
     def watch(self, job_id: str) -> Watch:
