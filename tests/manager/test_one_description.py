@@ -28,6 +28,8 @@ SAID = {
     "script": "job.py",
     "arguments": ["--fast"],
     "memory": {"stages": [3]},
+    "after": (),
+    "by": 4e9,
     "emulated": {"cpu": {"points": [[8, 0.1]]}},
 }
 BY_TYPE: dict[Any, Any] = {

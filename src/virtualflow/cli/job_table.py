@@ -22,7 +22,7 @@ from virtualflow.core.sizes import size_text
 
 WIDE = 200  # columns for --wide where the terminal has fewer: a line may wrap, a word is never cut
 MAX_REASONS = 10  # below a table that has no column for them
-TIMES = ("submitted", "started", "ended")
+TIMES = ("submitted", "started", "ended", "by", "ends")
 # of a job's facts: shown in another way, or not at all
 ELSEWHERE = (
     *("events", "failure", "workers", "mapping", "memory", "cells", "shadows", "speed", "use"),
@@ -51,7 +51,12 @@ def job_table(jobs: Sequence[JobView], *, wide: bool = False, fold: bool = False
     rows = folded(jobs) if fold else jobs
     alone = [row for row in rows if isinstance(row, JobView)]
     reasons = [] if wide else [f"{job.name} ({job.id}): {job.reason}" for job in alone if job.reason]
-    return Group(_table(rows, wide=wide), *reasons[-MAX_REASONS:])
+    deadlines = [
+        f"{job.name} ({job.id}): its deadline, {moment(job.by)}, {job.deadline}"
+        for job in jobs
+        if job.by is not None and not job.state.is_ended
+    ]
+    return Group(_table(rows, wide=wide), *reasons[-MAX_REASONS:], *deadlines[-MAX_REASONS:])
 
 
 def _table(rows: Sequence[JobView | list[JobView]], *, wide: bool) -> Table:

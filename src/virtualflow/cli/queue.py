@@ -85,6 +85,7 @@ def submit(
         "emulated": _emulated(emulate, time_scale or 1.0) if emulate is not None else {},
     }
     body |= job.described() | terms.terms()
+    body["after"] = [job_id for name in body["after"] for job_id in _followed(client, name)]
     if sweep:
         ids = submit_all(client, body, combinations(sweep), as_json=as_json)
     else:
@@ -180,6 +181,12 @@ def cancel(job: JobArgument) -> None:
     for job_id in _jobs_of(job):
         view = _ask(job_id, "cancel")
         print(f"job {view['id']} {'is cancelled' if view['state'] == JobState.CANCELLED else 'is being cancelled'}")
+
+
+def _followed(client: Client, name: str) -> list[str]:
+    """A job, or all jobs of a sweep."""
+    members = [job["id"] for job in client.get("/api/jobs") if job["sweep"] == name]
+    return members or [client.job_id(name)]
 
 
 def _jobs_of(name: str) -> list[str]:

@@ -65,6 +65,9 @@ class Records:
             raise UnknownJobError(f"the manager has no job {job_id!r}. The newest ones: {newest}.")
         return self._records[job_id]
 
+    def find(self, job_id: str) -> Record | None:
+        return self._records.get(job_id)
+
     def all(self) -> list[Record]:
         """In the order they were submitted."""
         return list(self._records.values())

@@ -160,6 +160,7 @@ class ClusterSource:
                 record.terms,
                 record.memory,
                 *_grid(cells),
+                record.notice,
                 manager.reconciler.speeds.view(record, self._pools()),
             )
             return details.with_view(view)
