@@ -27,8 +27,10 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "gavel": ("benchmarks.gavel", {}),
     "node-sizes": ("benchmarks.node_sizes", {}),
     "scale": ("benchmarks.scale", {}),
+    "control-plane": ("benchmarks.control_plane", {}),
     "learning": ("benchmarks.learning", {}),
     "policies": ("benchmarks.policies", {}),
+    "libraries": ("benchmarks.libraries", {}),
     "paper": ("benchmarks.paper", {}),
 }
 

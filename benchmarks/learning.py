@@ -30,13 +30,15 @@ POLICIES = ("las", "las-mixed")
 def run(*, quick: bool) -> None:
     section = report.Section("learning", quick=quick)
     steps = 40 if quick else 120
-    arrivals = (0.0, 0.5 * steps)  # at first one is alone
+    arrivals = (0.0, 0.2 * steps)  # at first one is alone, and has idle devices to give back when the other comes
     live_jcts = {name: _live(name, steps, arrivals) for name in POLICIES}
     predicted = {name: _simulated(name, steps, arrivals) for name in POLICIES}
     rows = []
     for title, jcts in (("live", {name: found["jct"] for name, found in live_jcts.items()}), ("simulated", predicted)):
         rows.append([title, *(f"{jcts[name]:.1f}" for name in POLICIES), f"{1 - jcts['las-mixed'] / jcts['las']:.1%}"])
     section.show("average JCT in s, two jobs", ["", *POLICIES, "lower by"], rows)
+    given_back = {name: found["given_back"] for name, found in live_jcts.items()}
+    section.show("devices given back by a job that went on", ["", *POLICIES], [["live", *given_back.values()]])
     errors = [
         abs(seen["predicted_step_seconds"] / seen["step_seconds"] - 1)
         for found in live_jcts.values()
@@ -65,6 +67,7 @@ def _live(policy: str, steps: int, arrivals: tuple[float, ...]) -> dict[str, Any
     return {
         "jct": jct,
         "resizes": [job["resizes"] for job in jobs],
+        "given_back": sum(len(change.left) for trail in trails for _, change in trail.changes),
         "speeds": [job["speed"] for job in jobs],
         "overran_waves": sum(trail.overran for trail in trails),
         "digests": sorted({trail.digest for trail in trails}),

@@ -2,6 +2,7 @@
 
 Taken from torch's own allocator through its profiler, so the peak is that of live tensors: exact, the same in every
 run, and free of what the C library keeps back or fragments. Not in it: scratch memory inside MKL, oneDNN and gloo.
+Memory that another thread frees counts until its address is used again.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class Ledger:
         last = 0
         for when, address, size in self._allocations():
             last = when
+            if address in alive:  # only frees of this thread are seen: others have been made when the address is used
+                changes.extend(self._life(address, *alive.pop(address), until=when, freed=True))
             if size > 0:
                 alive[address] = (when, size)
-            elif address in alive:
-                changes.extend(self._life(address, *alive.pop(address), until=when, freed=True))
         for address, (when, size) in alive.items():
             changes.extend(self._life(address, when, size, until=last + 1, freed=False))
         return sorted(changes, key=lambda change: change.time_ns)

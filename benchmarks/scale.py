@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
-from benchmarks.decisions import PHILLY
+from benchmarks import published, report
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import Event, JobArrived, JobEnded, JobsRestored
 from virtualflow.cluster.policies import registry
@@ -93,10 +92,10 @@ def _milliseconds(brain: Scheduler, event: Event) -> float:
 
 
 def _philly(section: report.Section) -> dict[str, Any] | None:
-    if not PHILLY.exists():
-        print(f"skipped: the Philly trace is not at {PHILLY}")
+    path = published.find("philly.csv")
+    if path is None:
         return None
-    trace = importers.read(PHILLY)
+    trace = importers.read(path)
     begun = time.process_time()
     found = simulate(trace, "las", Setting(on_machines(parse_pools("V100:2500"), 8), Profiled(), costs.MEASURED))
     seconds, figures = time.process_time() - begun, metrics.of(found)

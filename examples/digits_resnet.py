@@ -96,7 +96,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--reduction", choices=["exact", "fast"], default="exact")
     parser.add_argument("--loader-workers", type=int, default=0, help="processes that load ahead, for each device")
     parser.add_argument("--save", metavar="PATH", help="write a checkpoint here after each epoch")
-    parser.add_argument("--load", metavar="PATH", help="go on from a checkpoint, on any number of devices")
+    parser.add_argument("--load", metavar="PATH", help="continue from a checkpoint, on any number of devices")
     return parser.parse_args()
 
 

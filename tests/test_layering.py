@@ -31,6 +31,7 @@ BELOW = {  # what each folder may import besides itself
     "job": {"core", "events", "system", "program", "solver"},
     "backends": {"core", "events", "system", "program", "cluster", "job"},
     "profiling": {"core", "events", "system", "job", "backends"},
+    "replaying": {"core", "events", "system", "program", "job"},
     "manager": {"core", "events", "system", "program", "solver", "cluster", "job", "backends"},
     "dashboard": {"core", "events", "cluster", "sim"},
 }

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report import RESULTS
-from benchmarks.tables import clusters, paper, pipelines, scheduling, sharded, training
+from benchmarks.tables import clusters, grids, libraries, paper, pipelines, scheduling, sharded, training
 from benchmarks.tables.raw import measured_on
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -27,6 +27,8 @@ FIGURES: dict[str, Callable[[], str]] = {
     **clusters.FIGURES,
     **paper.FIGURES,
     **pipelines.FIGURES,
+    **grids.FIGURES,
+    **libraries.FIGURES,
     **{
         f"{path.stem}.measured-on": (lambda section=path.stem: measured_on(section))
         for path in sorted(RESULTS.glob("*.json"))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
+from benchmarks.artifacts import POLLUX
 from benchmarks.tables.raw import joined, results, table
 
 
@@ -145,6 +146,11 @@ def gavels_jct(compat: str | None) -> Callable[[], str]:
     return lambda: f"{_gavels(8, compat)['jct']:,.1f} s"
 
 
+def gate() -> str:
+    """How much longer the average JCT at 8 jobs/h is by Gavel's rules than by ours."""
+    return f"{_gavels(8, 'gavel')['jct'] / _gavels(8, None)['jct'] - 1:.0%}"
+
+
 def luck(trace: str) -> Callable[[], str]:
     """The smallest and the largest average JCT over tiny disturbances."""
 
@@ -234,14 +240,49 @@ def worst_rho(contender: str) -> Callable[[], str]:
     return lambda: f"{max(results('policies')['results']['largest rho'][contender]):.2f}"
 
 
-def same_traces() -> str:
-    rows = []
-    for policy, found in results("policies")["results"]["same traces"].items():
-        few, many = found["20 jobs"], found["100 jobs"]
-        cells = [f"{few['average_jct_seconds']:,.0f}", f"{few['makespan_seconds']:,.0f}", f"{few['fairness']:.2f}"]
-        rows.append([policy, *cells, f"{many['average_jct_seconds']:,.0f}", f"{many['fairness']:.2f}"])
-    columns = ["", "20 jobs, 8 V100: average JCT, s", "makespan, s", "fairness"]
-    return table([*columns, "100 jobs, 4 V100 + 8 P100 + 16 K80: average JCT, s", "fairness"], rows)
+def busy_sums() -> str:
+    """Device time of two jobs on one device, in all: the median over pairs, and the middle 90% of them."""
+
+    def text(kind: str, sums: list[float]) -> str:
+        low, median, high = (sums[round(part * (len(sums) - 1))] for part in (0.05, 0.5, 0.95))
+        return f"{median:.2f} on a {kind.upper()} (90% of {len(sums)} pairs: {low:.2f} to {high:.2f})"
+
+    return joined([text(kind, sums) for kind, sums in results("policies")["results"]["busy"].items()])
+
+
+def same_traces(title: str) -> Callable[[], str]:
+    """Every policy on one trace: *title* names it in the results."""
+
+    def figure() -> str:
+        rows = []
+        for name, found in results("policies")["results"]["same traces"][title].items():
+            seconds = (f"{found[key]:,.0f}" for key in ("average", "median", "tail", "makespan"))
+            others = f"{found['fairness']:.2f}", f"{found['restarts']:,}", f"{found['device_hours']:,.0f}"
+            rows.append([f"`{name}`", *seconds, *others, found["changes"]])
+        seconds = ["average JCT, s", "median", "99th", "makespan, s"]
+        return table([title, *seconds, "fairness", "restarts", "device-hours", "changes what is trained?"], rows)
+
+    return figure
+
+
+def against_pollux() -> str:
+    """Average JCT on Pollux' workloads, here and as its own simulator has it."""
+    found, rows = results("policies")["results"]["artifacts"]["pollux"], []
+    for name, jcts in found.items():
+        theirs = dict(enumerate(POLLUX.get(name, ()), 1))
+        cells = [f"{jcts['6']:,.0f}", f"{theirs[6]:,.0f}" if theirs else ""]
+        cells += [f"{mean(jcts.values()):,.0f}" if theirs else ""]
+        cells += [f"{mean(theirs[int(number)] for number in jcts):,.0f}" if theirs else ""]
+        off = [jct / theirs[int(number)] - 1 for number, jct in jcts.items()] if theirs else []
+        cells += [f"{mean(off):+.0%} ({min(off):+.0%} to {max(off):+.0%})" if off else ""]
+        rows.append([f"`{name}`", *cells])
+    count = len(found["pollux"])
+    return table(["", "workload 6", "Pollux' simulator", f"mean of {count}", "Pollux' simulator", "off by"], rows)
+
+
+def against_sia() -> str:
+    found = results("policies")["results"]["artifacts"]["sia"]
+    return joined([f"{mean(jcts):.2f} h under `{name}`" for name, jcts in found.items()])
 
 
 FIGURES: dict[str, Callable[[], str]] = {
@@ -273,6 +314,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "gavel.rate-8": mixed_rate(8),
     "gavel.other-rates": mixed_rate(1, 4, 12),
     "gavel.jct": gavels_jct("gavel"),
+    "gavel.gate": gate,
     "gavel.jct.ours": gavels_jct(None),
     "gavel.luck": luck("Gavel's trace and rules, 8 jobs/h"),
     "gavel.luck.paper": luck("the paper's trace, 8 jobs/h"),
@@ -282,5 +324,10 @@ FIGURES: dict[str, Callable[[], str]] = {
     "policies.rho": largest_rho,
     "policies.rho.most": worst_rho("`themis`, f = 0.8, 20 min"),
     "policies.rho.most-f-0": worst_rho("f = 0"),
-    "policies.same-traces": same_traces,
+    "policies.busy": busy_sums,
+    "policies.same-traces.160": same_traces("160 jobs, 64 T4"),
+    "policies.same-traces.20": same_traces("20 jobs, 8 V100"),
+    "policies.same-traces.100": same_traces("100 jobs, 4 V100 + 8 P100 + 16 K80"),
+    "policies.pollux": against_pollux,
+    "policies.sia": against_sia,
 }

@@ -10,7 +10,7 @@ VirtualFlowError
 ├── CheckpointError         a checkpoint that cannot be written or read
 ├── CollectiveError         workers made different collective calls
 ├── ReplicaError            workers hold different models
-├── StateLostError          nobody holds a part of the job's state any more
+├── StateLostError          no worker holds some part of the job's state any more
 ├── PeerLostError           another worker of the job was lost
 │   └── CoordinatorLostError    the coordinator was lost
 ├── ProfileError            a profile that is missing, stale or damaged
@@ -23,25 +23,26 @@ VirtualFlowError
 │   ├── AmbiguousJobError   several jobs have that name
 │   ├── DamagedError        a file in the job's folder is damaged
 │   ├── NoTrainerError      the script trains without a Trainer, so nothing joins its devices
-│   ├── NotReadyError       no worker can be started now; soon one can
+│   ├── NotReadyError       no worker can be started now; try again soon
 │   ├── ServerLostError     the fork server has ended
 │   └── ServerSilentError   the fork server does not answer
-├── MessageError            what came over a connection is no message of ours
+├── MessageError            a connection has sent something that is not a VirtualFlow message
 ├── SelfTestError           ``vf selftest`` could not confirm a promise
-│   ├── BrokenPromiseError  something did not come out as promised
+│   ├── BrokenPromiseError  a promise was broken
 │   └── NotHereError        it can't be checked on this machine
 ├── RecordsError            the manager's records can't be read or written
-└── ManagerError            the manager refuses, or is not there
+└── ManagerError            the manager refuses, or does not run
     └── UnknownJobError     the manager has no such job
 
-Signals, which are no errors and which no caller of this library sees, are defined where they are raised:
+Signals are not errors, and no caller of this library sees them. They are defined where they are raised:
 
 - Leave: this worker leaves the job
 - SumsLost: the sums of a step were lost with a worker
 - ChangedFile: a file is no longer what the job has read
 - TooManyGrids: there are more grids of cells than a search looks at
-- MeasurementDone: a profile is complete, and the script need not go on
+- ScriptDone: a profile is complete, or a step replayed, so the script can end here
 - InterruptedMeasurement: Ctrl-C or a signal has interrupted a measurement
+- InterruptedReplay: Ctrl-C or a signal has interrupted the replay of a step
 - Interrupted: Ctrl-C, SIGTERM or a closed terminal
 - NotPlainError: a dataset holds something that another process can't have a copy of
 """
@@ -84,7 +85,7 @@ class CollectiveError(VirtualFlowError):
 
 
 class StateLostError(VirtualFlowError):
-    """Nobody holds a part of the job's state any more."""
+    """No worker holds some part of the job's state any more."""
 
 
 class ReplicaError(VirtualFlowError):
@@ -140,7 +141,7 @@ class NoTrainerError(LaunchError):
 
 
 class NotReadyError(LaunchError):
-    """No worker can be started now; soon one can."""
+    """No worker can be started now; try again soon."""
 
 
 class ServerLostError(LaunchError):
@@ -152,7 +153,7 @@ class ServerSilentError(LaunchError):
 
 
 class MessageError(VirtualFlowError):
-    """What came over a connection is no message of ours."""
+    """A connection has sent something that is not a VirtualFlow message."""
 
 
 class SelfTestError(VirtualFlowError):
@@ -160,7 +161,7 @@ class SelfTestError(VirtualFlowError):
 
 
 class BrokenPromiseError(SelfTestError):
-    """Something did not come out as promised."""
+    """A promise was broken."""
 
 
 class NotHereError(SelfTestError):

@@ -90,7 +90,7 @@ def assert_no_step_is_lost(killed: subprocess.CompletedProcess[str], calm: str) 
     assert steps == list(range(len(steps)))
     resumed = vf("run", "--resume", job, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"job {job} goes on from step {len(steps)}\n" in resumed.stderr
+    assert f"job {job} continues from step {len(steps)}\n" in resumed.stderr
     assert resumed.stdout.splitlines()[-1] == calm
     events = list(read_events(folder.path / STREAM))
     assert [event.step for event in events if isinstance(event, StepDone)] == list(range(STEPS))

@@ -55,8 +55,8 @@ def test_a_damaged_newest_checkpoint_is_skipped_for_the_one_before_it(stopped: J
     resumed = vf("run", "--resume", stopped.id)
     assert resumed.returncode == 0, resumed.stderr
     assert f"step-{newest:09d}.pt is damaged" in resumed.stderr
-    assert f"It is kept as step-{newest:09d}.pt.damaged. The job goes on from step {before}.\n" in resumed.stderr
-    assert f"job {stopped.id} goes on from step {before}\n" in resumed.stderr
+    assert f"It is kept as step-{newest:09d}.pt.damaged. The job continues from step {before}.\n" in resumed.stderr
+    assert f"job {stopped.id} continues from step {before}\n" in resumed.stderr
     assert resumed.stdout.splitlines()[-1] == calm
     assert loaded(stopped) == [before]
     assert own(stopped, newest).with_suffix(".pt.damaged").exists()
@@ -73,7 +73,7 @@ def test_a_job_in_the_background_skips_one_that_is_damaged_after_it_was_chosen(s
     log = "".join(path.read_text() for path in (stopped.path / "logs").iterdir())
     for step in numbers:
         assert f"step-{step:09d}.pt is damaged" in log
-    assert "The job goes on from the beginning." in log
+    assert "The job continues from the beginning." in log
     assert loaded(stopped) == []
 
 
@@ -103,13 +103,13 @@ def test_a_person_can_choose_a_step_or_a_file(stopped: Job, tmp_path: Path, calm
     another = vf("run", "--from-checkpoint", str(copy), str(Path(__file__).with_name("job.py")), str(stopped.folder))
     assert another.returncode == 0, another.stderr
     assert another.stdout.splitlines()[-1] == calm
-    assert f"goes on from {copy}\n" in another.stderr
+    assert f"continues from {copy}\n" in another.stderr
     assert f"step {newest} loss" not in another.stdout
     assert f"step {newest + 1} loss" in another.stdout
 
     resumed = vf("run", "--resume", stopped.id, "--from-checkpoint", str(before))
     assert resumed.returncode == 0, resumed.stderr
-    assert f"goes on from step {before}\n" in resumed.stderr
+    assert f"continues from step {before}\n" in resumed.stderr
     assert resumed.stdout.splitlines()[-1] == calm
     assert loaded(stopped) == [before]
     assert own(stopped, newest).with_suffix(".pt.aside").exists()

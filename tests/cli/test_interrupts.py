@@ -115,7 +115,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_job_goes_on(folder: Path, cal
         assert terminal.wait() == 128 + signal.SIGINT
     path = JobFolder.of(terminal.id).path
     steps = [event.step for event in read_events(path / STREAM) if isinstance(event, StepDone)]
-    advice = f"`vf run --resume {terminal.id}` goes on from step {len(steps)}"
+    advice = f"`vf run --resume {terminal.id}` continues from step {len(steps)}"
     assert f"interrupted: all workers have ended. {advice}." in terminal.shown
     assert "Traceback" not in terminal.shown
     assert (path / "checkpoints" / f"step-{len(steps):09d}.pt").exists()
@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_job_goes_on(folder: Path, cal
     (folder / "slow").unlink()
     resumed = vf("run", "--resume", terminal.id)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"job {terminal.id} goes on from step {len(steps)}\n" in resumed.stderr
+    assert f"job {terminal.id} continues from step {len(steps)}\n" in resumed.stderr
     assert resumed.stdout.splitlines()[-1] == calm
     events = list(read_events(path / STREAM))
     assert [event.step for event in events if isinstance(event, StepDone)] == list(range(STEPS))
@@ -168,7 +168,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(folder: Path) -> None:
         terminal.close()
         assert terminal.wait() == 128 + signal.SIGHUP
     assert "CANCELLED" in run_verb("status", terminal.id)[1]
-    assert "goes on from step" in run_verb("status", terminal.id)[1]
+    assert "continues from step" in run_verb("status", terminal.id)[1]
 
 
 @pytest.fixture

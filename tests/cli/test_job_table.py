@@ -26,7 +26,7 @@ def a_view(**changes: object) -> JobView:
         "devices": ["0", "1"], "step": 50, "steps": 200, "loss": 0.25, "examples_per_second": 1234.5,
         "eta_seconds": 3725.0, "priority": 1.0, "demand": 4, "want": 4, "min": 1, "cap": None,
         "virtual_nodes": 8, "mapping": {"0": [0, 1, 2, 3], "1": [4, 5, 6, 7]}, "queued_seconds": 5.0,
-        "run_seconds": 61.0, "resizes": 2, "failures": 0, "reason": "2 more device(s) would be of use",
+        "run_seconds": 61.0, "resizes": 2, "failures": 0, "reason": "it could use 2 more devices",
         "submitted": 1.8e9, "started": 1.8e9, "ended": None,
     }  # fmt: skip
     (view,) = views_of([facts | changes])
@@ -47,7 +47,7 @@ def test_a_job_is_one_line_of_80_columns(state: str) -> None:
     assert head.split() == ["NAME", "SCRIPT", "STATE", "DEVICES", "PROGRESS", "ETA", "ID"]
     (row,) = (line for line in lines if "1117-192843-ab12" in line and state in line)
     assert row.split() == ["train", "train.py", state, "2/4", "25%", "1:02:05", "1117-192843-ab12"]
-    assert "train (1117-192843-ab12): 2 more device(s) would be of use" in " ".join(lines)
+    assert "train (1117-192843-ab12): it could use 2 more devices" in " ".join(lines)
 
 
 def test_long_names_are_folded_and_nothing_is_cut() -> None:
@@ -65,7 +65,7 @@ def test_without_jobs_the_table_is_a_line_that_says_how_to_start_one() -> None:
 def test_wide_has_every_column_in_one_line() -> None:
     lines = printed(a_view(), width=200, wide=True)
     (row,) = (line for line in lines if "1117-192843-ab12" in line)
-    for cell in ("0:4 1:4", "50/200", "0.2500", "1234", "0:05", "1:01", "2 more device(s)"):
+    for cell in ("0:4 1:4", "50/200", "0.2500", "1234", "0:05", "1:01", "2 more devices"):
         assert cell in row
 
 
@@ -124,7 +124,7 @@ def test_verbs_take_names_and_beginnings_of_ids() -> None:
         assert (code, "1117-bbbb" in words, "1117-aaaa" in words) == (0, True, False), words
     assert run_verb("logs", "first") == (0, "")
     code, words = run_verb("status", "1117")
-    assert (code, "may be any of 2 jobs: 1117-aaaa, 1117-bbbb" in words) == (2, True)
+    assert (code, "fits 2 jobs: 1117-aaaa, 1117-bbbb" in words) == (2, True)
 
 
 def test_clean_asks_and_keeps_what_is_newer_than_a_week(two_jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_clean_asks_and_keeps_what_is_newer_than_a_week(two_jobs: Path, monkeypa
     assert "nothing to remove" in run_verb("clean")[1]
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     code, words = run_verb("clean", "--older-than", "0")
-    assert (code, "Remove these 2 job(s)" in words, jobs()) == (0, True, ["1117-aaaa", "1117-bbbb"]), words
+    assert (code, "Remove 2 jobs" in words, jobs()) == (0, True, ["1117-aaaa", "1117-bbbb"]), words
     week_ago = time.time() - 8 * 86400
     os.utime(two_jobs / "jobs" / "1117-aaaa" / "state.json", (week_ago, week_ago))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
@@ -146,8 +146,10 @@ def test_clean_asks_for_one_job_too_whatever_its_age(two_jobs: Path, monkeypatch
     for answer, left in (("n\n", ["1117-aaaa", "1117-bbbb"]), ("y\n", ["1117-bbbb"])):
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
         code, words = run_verb("clean", "1117-aaaa")
-        assert (code, "Remove these 1 job(s)" in words) == (0, True), words
+        assert (code, "Remove 1 job," in words) == (0, True), words
         assert sorted(path.name for path in (two_jobs / "jobs").iterdir()) == left
+    assert run_verb("clean", "--older-than", "0", "--yes")[0] == 0
+    assert run_verb("clean", "--older-than", "0")[1] == "nothing to remove: no job has ended.\n"
 
 
 def test_the_speed_table_shows_what_was_measured_beside_what_was_predicted() -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from tests.cli.test_run import VF, alive, descendants, vf
 from virtualflow.cli.main import main
+from virtualflow.core.wording import counted
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, Loaded, Regrouped, StepDone, read_events
 from virtualflow.job import control
@@ -259,7 +260,7 @@ def test_the_log_of_a_running_job_has_what_it_has_printed(running: Seen) -> None
 
 def test_a_resize_that_waits_returns_when_the_job_runs_on_so_many_devices(resized: dict[int, Seen]) -> None:
     for devices, after in resized.items():
-        assert after.outputs["resize"] == (0, f"job {after.job.id} runs on {devices} device(s)\n")
+        assert after.outputs["resize"] == (0, f"job {after.job.id} runs on {counted(devices, 'device')}\n")
         assert (after.status["state"], len(after.processes)) == ("RUNNING", devices)
     assert (after.status["resizes"], after.status["failures"]) == (4, 0)
 
@@ -339,7 +340,7 @@ def test_a_killed_coordinator_leaves_no_process_and_a_checkpoint_of_that_very_st
     text = run_verb("status", job.id)[1]
     assert "FAILED" in text
     assert "coordinator is gone" in text
-    assert f"`vf run --resume {job.id}` goes on from step {len(job.steps)}" in text
+    assert f"`vf run --resume {job.id}` continues from step {len(job.steps)}" in text
     assert job.finish() == calm
     job.assert_no_step_was_lost_or_done_twice()
 
@@ -480,7 +481,7 @@ def test_who_waits_for_a_resize_learns_that_a_later_one_has_taken_its_place(answ
 
 
 def test_a_stop_says_how_the_job_goes_on(answers: Answers) -> None:
-    assert answers.stop.startswith(f"job {answers.job_id} has ended\n`vf run --resume {answers.job_id}` goes on")
+    assert answers.stop.startswith(f"job {answers.job_id} has ended\n`vf run --resume {answers.job_id}` continues")
 
 
 def test_a_job_that_has_ended_can_be_neither_resized_nor_stopped(answers: Answers) -> None:

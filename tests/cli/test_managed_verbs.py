@@ -115,9 +115,9 @@ def test_only_a_paused_job_can_be_resumed(jobs: OneOfEach) -> None:
 
 def test_a_waiting_job_can_be_paused_and_resumed(jobs: OneOfEach) -> None:
     for job in (jobs.paused, jobs.queued):
-        assert output_of("pause", job.id) == f"job {job.id} is paused; `vf resume {job.id}` lets it go on\n"
+        assert output_of("pause", job.id) == f"job {job.id} is paused; `vf resume {job.id}` continues it\n"
     assert jobs.queued.view()["state"] == "PAUSED"
-    assert output_of("resume", jobs.queued.id) == f"job {jobs.queued.id} goes on: its state is QUEUED\n"
+    assert output_of("resume", jobs.queued.id) == f"job {jobs.queued.id} continues: its state is QUEUED\n"
 
 
 @pytest.mark.parametrize("name", ["running", "paused", "queued"])
@@ -125,11 +125,11 @@ def test_priority_and_size_of_a_job_can_be_changed(jobs: OneOfEach, name: str) -
     jobs.running.until_on(2)  # or one that is to wait finds a device
     job = getattr(jobs, name).id
     assert output_of("priority", job, "2.5") == f"job {job} has priority 2.5\n"
-    assert output_of("resize", job, "1") == f"job {job} has at most 1 device(s) from now on\n"
+    assert output_of("resize", job, "1") == f"job {job} has at most 1 device from now on\n"
     assert "as many devices as the policy gives it" in output_of("resize", job, "auto")
     assert "a priority is a number above 0" in output_of("priority", job, "0")
     assert "at least one device" in output_of("resize", job, "0")
-    assert "a job can have 1 to 2 device(s) here, not 9" in output_of("resize", job, "9")
+    assert "a job can have at most 2 devices here, not 9" in output_of("resize", job, "9")
 
 
 def test_a_job_that_has_not_ended_is_neither_cleaned_nor_stopped_if_it_does_not_run(jobs: OneOfEach) -> None:
@@ -144,7 +144,7 @@ def test_a_job_that_has_not_ended_is_neither_cleaned_nor_stopped_if_it_does_not_
     [
         (["submit", "nowhere.py"], "there is no script nowhere.py"),
         (["submit", "--priority", "-1", str(SCRIPT)], "a priority is a number above 0"),
-        (["submit", "--demand", "3", str(SCRIPT)], "the cluster has 2 device(s)"),
+        (["submit", "--demand", "3", str(SCRIPT)], "the cluster has 2 devices"),
         (["submit", "--name", "../x", str(SCRIPT)], "can't be used"),
         (["submit", "--expect", "soon", str(SCRIPT)], "expected a time such as"),
         (["devices", "--drain", "7"], "there is no device '7'"),

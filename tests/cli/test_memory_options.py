@@ -21,17 +21,20 @@ GB = 1 << 30
 def test_a_job_states_one_size_or_one_for_each_stage() -> None:
     assert needs_of("20GB", None, 2) == MemoryNeeds((20 * GB,))
     assert needs_of("6GB,4GBx2,512M", "1GB", 1) == MemoryNeeds((6 * GB, 4 * GB, 4 * GB, GB // 2), GB, 1)
-    assert needs_of(None, None, 2) is None
+    assert needs_of("4GBx2", None, None) == MemoryNeeds((4 * GB, 4 * GB), copies=2)
+    assert needs_of(None, None, None) is None
 
 
-@pytest.mark.parametrize("wrong", ["", "much", "4GBx0", "4GBxtwo", "4GBx", "4GB,,4GB", "-1GB"])
+@pytest.mark.parametrize("wrong", ["", "much", "4GBx0", "4GBxtwo", "4GBx", "4GB,,4GB", "-1GB", "9999999TB"])
 def test_what_is_no_size_is_refused_by_name(wrong: str) -> None:
     with pytest.raises(ConfigError, match="--memory"):
         needs_of(wrong, None, 2)
     with pytest.raises(ConfigError, match="--node-memory"):
         needs_of("4GB", "x", 2)
     with pytest.raises(ConfigError, match="--node-memory needs --memory"):
-        needs_of(None, "1GB", 2)
+        needs_of(None, "1GB", None)
+    with pytest.raises(ConfigError, match="--copies needs --memory"):
+        needs_of(None, None, 2)
 
 
 def test_devices_have_memory_by_option_or_device_file(tmp_path: Path) -> None:
@@ -45,8 +48,12 @@ def test_devices_have_memory_by_option_or_device_file(tmp_path: Path) -> None:
     contents = device_files.read_file(file)
     assert device_files.of_type("V100", contents, None, 1.0) is None  # it is no emulated one
     assert device_files.of_type("old", contents, None, 1.0) is not None
-    with pytest.raises(ConfigError, match=r"there is no device type P100\. There are V100, old, cpu"):
+    with pytest.raises(ConfigError, match=r"there is no device type 'P100'\. There are V100, old, cpu"):
         device_memory("P100=1GB", None, types)
+    with pytest.raises(ConfigError, match="--device-memory old=1GB,old=2GB: it names old twice"):
+        device_memory("old=1GB,old=2GB", None, types)
+    with pytest.raises(ConfigError, match="a device without memory runs nothing"):
+        device_memory("0GB", None, types)
     file.write_text("[device.V100]\nmemory = 16\n")
     with pytest.raises(ConfigError, match='such as memory = "16GB"'):
         device_files.read_file(file)

@@ -156,7 +156,7 @@ def test_the_log_keeps_what_earlier_managers_have_said(service: Service) -> None
     for times in (1, 2):
         assert vf_up()[0] == 0
         assert log.read_text().startswith("what was said before\n")
-        assert log.read_text().count("has started, with 2 device(s)") == times
+        assert log.read_text().count("has started, with 2 devices") == times
         assert run_verb("cluster", "down")[0] == 0
     assert "what was said before" not in vf_up_with("--policy", "nonsense")
 

@@ -119,7 +119,7 @@ def test_another_job_can_begin_where_one_was(seen: Elsewhere, calm: str) -> None
 
 def test_a_job_goes_back_to_an_earlier_checkpoint_and_the_later_ones_are_set_aside(seen: Elsewhere, calm: str) -> None:
     code, text = seen.resume
-    assert (code, f"job {seen.job.id} goes on from step {seen.steps[0]}" in text) == (0, True), text
+    assert (code, f"job {seen.job.id} continues from step {seen.steps[0]}" in text) == (0, True), text
     assert seen.job.output.splitlines()[-1] == calm
     assert list(seen.job.folder.checkpoints.glob("*.aside")) != []
 

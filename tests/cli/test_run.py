@@ -140,8 +140,8 @@ def test_bad_options_get_clear_errors(tmp_path: Path) -> None:
     path = script(tmp_path, "")
     for options, message in (
         (["run", "missing.py"], "there is no script missing.py"),
-        (["run", "--devices", "0", path], "a number from 1 on"),
-        (["run", "--devices", "two", path], "from 1 on"),
+        (["run", "--devices", "0", path], "a number of devices, 1 or more"),
+        (["run", "--devices", "two", path], "1 or more"),
         (["run", "--mapping", "a,b", path], "whole numbers"),
         (["run", "--device-type", "tpu", path], "auto, cpu, cuda or xpu"),
     ):

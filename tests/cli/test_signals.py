@@ -50,7 +50,7 @@ def test_a_job_that_is_told_to_end_is_not_complete(
     wait_for_end(family)
     folder = JobFolder.of(job)
     steps = [event.step for event in read_events(folder.path / STREAM) if isinstance(event, StepDone)]
-    assert f"interrupted: all workers have ended. `vf run --resume {job}` goes on from step {len(steps)}." in shown
+    assert f"interrupted: all workers have ended. `vf run --resume {job}` continues from step {len(steps)}." in shown
     assert "Traceback" not in shown
     state = folder.read_state()
     assert (state.state, state.asked, state.lost) == ("CANCELLED", False, False)
@@ -70,7 +70,7 @@ def test_a_stop_with_a_checkpoint_says_where_the_job_goes_on(tmp_path: Path) -> 
         time.sleep(0.05)
     stopped = vf("stop", "--checkpoint", job)
     assert (stopped.returncode, stopped.stderr) == (0, "")
-    assert stopped.stdout.startswith(f"job {job} has ended\n`vf run --resume {job}` goes on from step ")
+    assert stopped.stdout.startswith(f"job {job} has ended\n`vf run --resume {job}` continues from step ")
 
 
 ON_A_FULL_DISK = """

@@ -116,7 +116,7 @@ def test_the_queue_folds_a_sweep_and_verbs_change_all_of_it(manager: Manager, sc
     assert single in text
     assert "train-2" in vf("queue", "--unfold")
     assert vf("pause", name).count("is paused") == 3
-    assert vf("resume", name).count("goes on: its state is QUEUED") == 3
+    assert vf("resume", name).count("continues: its state is QUEUED") == 3
     assert vf("priority", name, "2").count("has priority 2") == 3
     assert vf("cancel", name).count("is cancelled") == 3
     assert manager.records[single].state == JobState.QUEUED

@@ -269,11 +269,6 @@ def test_an_unknown_policy_names_those_there_are() -> None:
         registry.make("magic")
 
 
-def test_a_policy_that_is_left_out_says_why() -> None:
-    with pytest.raises(ConfigError, match="antman is left out: it keeps the host"):
-        registry.make("antman")
-
-
 def test_a_job_moves_to_a_faster_type_that_nobody_else_wants() -> None:
     """P100s have a quarter of a V100's speed here: B takes A's place, and C, of lower priority, B's."""
     brain = Scheduler(parse_pools("V100:2,P100:4"), registry.make("wfs"), Profiled())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -84,3 +84,17 @@ def test_what_is_impossible_is_refused() -> None:
         place([1], 0, 2)
     with pytest.raises(MappingError, match="shares"):
         place([1], 2, 2, [1.0])
+
+
+@pytest.mark.parametrize("devices", [4, 6, 8])
+def test_blocks_that_lie_side_by_side_are_of_different_devices(devices: int) -> None:
+    speakers = [holders[0] for holders in place([blocks.BLOCK_ELEMENTS] * 4 * devices, devices, 2)]
+    for start in range(0, len(speakers), devices):
+        assert sorted(speakers[start : start + devices]) == list(range(devices))
+
+
+def test_the_more_blocks_there_are_the_longer_their_runs() -> None:
+    """Each run of one device's blocks costs some branches of the tree of squares, which travel."""
+    speakers = [holders[0] for holders in place([blocks.BLOCK_ELEMENTS] * 4000, 8, 2)]
+    runs = 1 + sum(one != other for one, other in pairwise(speakers))
+    assert 8 < runs <= 80

@@ -12,6 +12,7 @@ from virtualflow.core.cell_schedule import (
     SCHEDULES,
     CellRun,
     bubbles,
+    needed_by,
     orders,
     peak_activations,
     timeline,
@@ -93,13 +94,67 @@ def test_the_order_of_a_pipeline_does_not_depend_on_how_many_stages_its_devices_
     assert {device: passes(runs) for device, runs in even.items()} == {d: passes(runs) for d, runs in uneven.items()}
 
 
+@st.composite
+def of_pipelines(draw: st.DrawFn) -> Cells:
+    """Pipelines, some interleaved, that share no device; virtual nodes go to them in any order."""
+    count, stages, routes = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4, 6, 12])), []
+    for number in range(count):
+        depth = draw(st.integers(1, min(4, stages)))
+        rounds = draw(st.integers(1, stages // depth))
+        stretches = [f"{number}{turn % depth}" for turn in range(depth * rounds)]
+        routes.append(tuple(stretches[stage * len(stretches) // stages] for stage in range(stages)))
+    nodes = draw(st.lists(st.sampled_from(routes), min_size=1, max_size=16))
+    return Cells(tuple(nodes))
+
+
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=9), st.integers(1, 24), st.sampled_from(SCHEDULES))
-def test_what_is_known_of_pipelines_is_what_the_scheduler_finds(counts: list[int], nodes: int, kind: str) -> None:
-    route = tuple(str(device) for device, count in enumerate(counts) for _ in range(count))
-    cells = Cells((route,) * nodes)
-    found = {device: [timed.run for timed in line] for device, line in timeline(cells, kind).items()}
-    assert orders(cells, kind, range(nodes)) == found
+@given(of_pipelines(), st.sampled_from(SCHEDULES))
+def test_lists_and_their_times_are_of_one_run(cells: Cells, kind: str) -> None:
+    """Each run begins when what it needs is over, and its device has made the one before."""
+    order, times = orders(cells, kind, range(cells.virtual_nodes)), timeline(cells, kind)
+    assert order == {device: [timed.run for timed in line] for device, line in times.items()}
+    ends = {timed.run: timed.end for line in times.values() for timed in line}
+    for line in times.values():
+        free_at = 0.0
+        for timed in line:
+            needed = needed_by(timed.run, cells.stages)
+            assert timed.start == max(free_at, ends[needed] if needed is not None else 0.0)
+            free_at = timed.end
+
+
+def interleaved(devices: int, rounds: int, nodes: int) -> Cells:
+    return Cells((tuple(str(stage % devices) for stage in range(devices * rounds)),) * nodes)
+
+
+def waits(cells: Cells, kind: str) -> float:
+    """The most that a device waits, in what a virtual node takes there."""
+    times = timeline(cells, kind)
+    taken = sum(timed.end - timed.start for timed in times["0"]) / cells.virtual_nodes
+    return max(timed.end for line in times.values() for timed in line) / taken - cells.virtual_nodes
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_an_interleaved_pipeline_waits_as_little_as_the_textbooks(devices: int, rounds: int) -> None:
+    for groups in (1, 2, 4):
+        waited = waits(interleaved(devices, rounds, groups * devices), "1f1b")
+        assert waited == pytest.approx((devices - 1) / rounds)
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+@pytest.mark.parametrize("devices", [2, 3, 4, 5])
+def test_interleaved_1f1b_never_waits_longer_than_gpipe_and_holds_less(devices: int, rounds: int) -> None:
+    for nodes in range(1, 2 * devices + 2):
+        cells = interleaved(devices, rounds, nodes)
+        assert waits(cells, "1f1b") <= waits(cells, "gpipe") + 1e-9
+        held = [peak_activations(runs) for runs in orders(cells, "1f1b", range(nodes)).values()]
+        assert max(held) <= min(nodes * rounds, (rounds + 1) * devices - 1)
+
+
+def test_two_interleaved_pipelines_side_by_side_wait_no_longer_than_one() -> None:
+    one, other = (tuple(f"{name}{stage % 4}" for stage in range(8)) for name in "ab")
+    apart = bubbles(timeline(Cells((one, other) * 8), "1f1b"))
+    assert max(apart.values()) == pytest.approx(max(bubbles(timeline(interleaved(4, 2, 8), "1f1b")).values()))
 
 
 @pytest.mark.parametrize("nodes", [4, 8])

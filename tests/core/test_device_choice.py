@@ -40,7 +40,7 @@ def test_what_there_is_can_be_had() -> None:
             ALIKE,
             "needs 5 accelerator device.*has 4 .4 x Tesla V100.*--device-type cpu",
         ),
-        (("V100:0", "V100:1", "V100:2"), "auto", MIXED, "needs 3 device.s. of type V100.*has 2"),
+        (("V100:0", "V100:1", "V100:2"), "auto", MIXED, "needs 3 devices of type V100.*has 2"),
         (("0",), "cuda", [], "has 0.*CUDA_VISIBLE_DEVICES"),
         (("0",), "xpu", ALIKE, "needs 1 xpu device.*has 0[.]"),
         (("0", "1"), "auto", MIXED, "several models .Tesla P100, Tesla V100.*Say which"),

@@ -28,5 +28,5 @@ def test_a_job_has_an_id_the_beginning_of_one_or_a_name(text: str, job: str | No
 
 @pytest.mark.parametrize("text", ["1117", "11", "train"])
 def test_what_may_mean_two_jobs_is_refused_with_both(text: str) -> None:
-    with pytest.raises(AmbiguousJobError, match=r"1117-aaaa, 1117-bbbb.*Use an id"):
+    with pytest.raises(AmbiguousJobError, match=r"1117-aaaa, 1117-bbbb.*Use one of these ids"):
         job_called(text, JOBS)

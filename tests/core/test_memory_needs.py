@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,6 +112,7 @@ def test_sizes_are_read_and_written_as_people_do() -> None:
         2 << 30,
     ]
     assert [size_text(size) for size in (512, 3 << 29, 16 << 30, 1)] == ["512 bytes", "1.5 GB", "16 GB", "1 bytes"]
+    assert size_text(math.inf) == "no limit"
     assert size_text((16 << 30) + (1 << 26)) == "16.1 GB"  # never less than it is
     with pytest.raises(ConfigError, match="--memory much: expected a size such as"):
         parse_size("much", "--memory")

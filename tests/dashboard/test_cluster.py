@@ -77,7 +77,7 @@ def test_the_page_of_one_job_resizes_and_stops_it(page: Any, tmp_path: Path) -> 
             page.get_by_role("button", name="Resize…").click()
             page.locator("#resize-dialog").get_by_role("spinbutton").fill("1")
             page.get_by_role("button", name="Resize", exact=True).click()
-            page.get_by_text("resize: 1 device(s)").first.wait_for(timeout=LONG_MS)  # among its events
+            page.get_by_text("resize: 1 device").first.wait_for(timeout=LONG_MS)  # among its events
             page.get_by_role("button", name="Stop…").click()
             page.get_by_role("button", name="Stop the job").click()
             assert run.wait(LONG_MS / 1000) == 0

@@ -7,6 +7,7 @@ Commands that need more than this machine are in ELSEWHERE, with the reason; ``v
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
@@ -168,12 +169,42 @@ class Newcomer:
         return seen.decode()
 
 
+@contextlib.contextmanager
+def cleaned_up(home: Path) -> Iterator[None]:
+    """Ends what runs under *home* in the end, even if this process is killed: the pipe closes either way."""
+    environment = os.environ | {"VF_HOME": str(home)}
+    command = [sys.executable, str(Path(__file__).with_name("clean_up.py"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True) as cleaner:
+        yield
+        assert cleaner.stdin is not None
+        cleaner.stdin.close()
+        assert cleaner.wait(100) == 0
+
+
 @pytest.fixture(scope="module")
 def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
     somebody = Newcomer(tmp_path_factory.mktemp("newcomer"))
-    yield somebody
-    if somebody.has_manager:
-        somebody.types("vf cluster down")
+    with cleaned_up(somebody.folder / "home"):
+        yield somebody
+
+
+def test_a_killed_test_leaves_no_manager_behind(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    code = f"""
+import os, signal
+from pathlib import Path
+from tests.docs.test_commands import cleaned_up
+from tests.cli.test_jobs import run_verb
+
+os.environ["VF_HOME"] = {str(home)!r}
+with cleaned_up(Path({str(home)!r})):
+    assert run_verb("cluster", "up", "--devices", "1", "--listen", "127.0.0.1:0")[0] == 0
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=100)
+    assert process.returncode == -signal.SIGKILL
+    with (home / "cluster" / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the manager holds it as long as it runs
 
 
 @pytest.mark.timeout(600)  # for a busy machine: many processes start here

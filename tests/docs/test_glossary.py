@@ -19,7 +19,7 @@ PLAIN = """
     processes profiler prometheus ranks ray reader refusals report result resumable resuming rules runner
     samples saving scheduler scheduling script search seeding seeds serve server service serving sessions
     sharding simulation source sources starting state status step strategy table text tls trained trainer training
-    untouched update upload usage variables waiting zipping
+    untouched update upload usage variables waiting wording zipping
 """
 
 

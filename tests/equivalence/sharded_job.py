@@ -26,6 +26,7 @@ options: dict[str, Any] = {
     "clip_grad_norm": None,
     "scaler": False,
     "groups": False,
+    "phases": False,
     "frozen_epochs": [],
     "faults": [],
     "folder": None,
@@ -78,6 +79,7 @@ if options["groups"]:
 kind: Any = Lion if options["optimizer"] == "Lion" else getattr(torch.optim, options["optimizer"])
 if options["optimizer"] == "Muon":
     trained = [parameter for parameter in trained if parameter.dim() == 2]
+rest = trained.pop(0) if options["phases"] else None
 optimizer = kind(trained, **options["settings"])
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
 averaging = torch.optim.swa_utils.get_swa_multi_avg_fn()  # by lists, as torch chooses on accelerators
@@ -90,10 +92,12 @@ def loss_fn(model: nn.Module, batch: list[Tensor]) -> Tensor:
     return cross_entropy(model(batch[0].to(next(model.parameters()).dtype)).float(), batch[1])
 
 
+arguments: Any = (optimizer, loss_fn)
+if options["phases"]:
+    arguments = ({"most": arguments, "rest": (torch.optim.Adam([rest], lr=0.01), loss_fn)},)
 trainer = vf.Trainer(
     model,
-    optimizer,
-    loss_fn,
+    *arguments,
     batch_size=16,
     virtual_nodes=4,
     state=[schedule, average],
@@ -108,7 +112,8 @@ if options["load"]:
 for epoch in trainer.epochs(options["epochs"]):
     model[0].requires_grad_(epoch not in options["frozen_epochs"])
     for batch in trainer.batches(data):
-        trainer.step(batch)
+        for phase in ("most", "rest") if options["phases"] else ("",):
+            trainer.step(batch, phase)
         average.update_parameters(model)
         if options["save"] and trainer.global_step == 2:
             trainer.save(options["save"])

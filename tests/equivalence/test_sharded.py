@@ -73,6 +73,7 @@ def test_accelerators_give_the_bits_of_cpus(run_job: Launcher, run_on_cpus: Laun
         {"groups": True, "clip_grad_norm": 1e-3},
         {"scaler": True, "settings": {"lr": 0.01}, "clip_grad_norm": 0.5},
         {"frozen_epochs": [0]},
+        {"phases": True, "clip_grad_norm": 0.5},
         {"dtype": "float64"},
         {"dtype": "bfloat16", "optimizer": "SGD", "settings": {"lr": 0.05, "momentum": 0.9}},
         {"copies": 1},

@@ -250,7 +250,7 @@ def test_out_of_memory_names_the_virtual_node_and_a_size_that_may_fit(reduction:
     with pytest.raises(vf.errors.DeviceMemoryError) as caught:
         trained(1, lambda step: step(), grows, reduction=reduction)
     told = str(caught.value)
-    assert f"out of memory in step 0, virtual node 0 with {BATCH // NODES} example(s): CUDA out of memory" in told
+    assert f"out of memory in step 0, virtual node 0 with {BATCH // NODES} examples: CUDA out of memory" in told
     assert "Tried to allocate 400000 bytes" in told
     size = int(told.split("about ")[1].split()[0])
     assert 1 <= size <= 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from virtualflow.cli.timeline import WINDOW, _periods, _runs, _stops, _throughput
+from virtualflow.cli.timeline import WINDOW, _periods, _runs, _stops, _throughput, change_labels
 from virtualflow.events import STREAM, Regrouped, RunStarted, StepDone, StreamEvent, read_timed_events
 from virtualflow.job.folder_view import device_periods
 from virtualflow.job.history import MAX_SAMPLES, Watch
@@ -46,6 +46,18 @@ def test_the_timeline_has_a_gap_where_the_job_was_stopped(stream: Path) -> None:
     assert _stops(periods) == [(STEPS, STEPS + PAUSE)]  # drawn as paused
     for each in runs:
         assert {speed for _, speed in _throughput(each)} == {8.0}  # no window reaches over the gap
+
+
+def test_changes_that_follow_each_other_at_once_share_a_label() -> None:
+    def change(cause: str, pause_ms: float) -> Regrouped:
+        return Regrouped(1, 1, cause, ["0"], [], [], ["0"], {"form group": pause_ms})
+
+    changes = [(10.0, change("resize", 53.0)), (50.0, change("loss", 109.0)), (50.5, change("resize", 82.0))]
+    assert change_labels(changes, 2.0) == [
+        (10.0, "tab:gray", "resize 53 ms"),
+        (50.0, "tab:red", "loss 109 ms, resize 82 ms"),
+    ]
+    assert len(change_labels(changes, 0.1)) == 3
 
 
 def test_the_dashboards_curves_have_a_gap_there(stream: Path) -> None:

@@ -37,7 +37,7 @@ def test_the_newest_whole_one_counts_and_damaged_ones_are_kept_aside(folder: Job
     assert checkpoints.name_of(result) == "step 10"
     assert newest.with_name(newest.name + ".damaged").exists()
     assert len(warnings) == 1
-    assert warnings[0].endswith("The job goes on from step 10.")
+    assert warnings[0].endswith("The job continues from step 10.")
 
 
 def test_a_checkpoint_is_damaged_if_one_of_its_parts_is_and_they_are_kept_together(folder: JobFolder) -> None:

@@ -15,6 +15,7 @@ from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.outcome import JobOutcome
 from virtualflow.job.output import Logged
+from virtualflow.job.post_office import packed
 from virtualflow.job.spec import Failure
 from virtualflow.job.wire_messages import (
     AllFinished,
@@ -23,7 +24,9 @@ from virtualflow.job.wire_messages import (
     FileRead,
     FirstLoopLeft,
     FormedGroup,
+    GroupLetters,
     GroupPost,
+    GroupPosts,
     HoldsState,
     JoinRefused,
     Leaving,
@@ -136,19 +139,20 @@ def test_the_others_get_the_generation_without_a_worker_that_was_killed(job: Job
     assert job.coordinator.status().failures == 1
 
 
-def test_posts_reach_the_other_workers_of_the_group_and_of_no_other(job: Job) -> None:
-    post, old = GroupPost("generation/0", "0/1", b"\xff\x00"), GroupPost("generation/7", "0/1", b"")
-
+def test_posts_reach_the_workers_of_the_group_and_of_no_other(job: Job) -> None:
     def plan(job: Job) -> Iterator[None]:
-        job.worker("0").send(old)
-        job.worker("0").send(post)
-        while job.last("1") != post:
+        job.worker("0").send(GroupPost("generation/7", "0/1", b""))
+        job.worker("0").send(GroupPost("generation/0", "0/1", b"\xff\x00"))
+        job.worker("1").send(GroupPost("generation/0", "1/0", b""))
+        job.worker("0").send(GroupLetters("generation/0", "0/0", (b"for 0", b"for 1")))
+        while len(job.received.get("1", [])) < 2:
             yield
         yield from finish(job)
 
     assert job.run(plan).code == 0
-    assert job.received["1"][0] == post
-    assert post not in job.received["0"]
+    posts = [packed("generation/0", {"0/1": b"\xff\x00", "1/0": b""})]
+    assert job.received["1"][:2] == [*posts, packed("generation/0", {"0/0": b"for 1"})]
+    assert [message for message in job.received["0"] if isinstance(message, GroupPosts)] == posts
 
 
 def test_a_joiner_gets_early_results_is_let_in_and_takes_part(job: Job) -> None:

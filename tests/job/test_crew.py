@@ -145,8 +145,8 @@ def test_who_is_released_gets_the_message_and_the_others_do_not(crew: Crew, back
     for device in "01":
         crew.start(spec(device))
     crew.release("0")
-    crew.send_to_all(AllFinished())
-    crew.send("9", AllFinished())  # nobody
+    crew.send(crew.workers, AllFinished())
+    crew.send(("9",), AllFinished())  # nobody
     assert backend.workers["0"].received() == [Released(), AllFinished()]
     assert backend.workers["1"].received() == [AllFinished()]
 

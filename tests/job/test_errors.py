@@ -207,7 +207,7 @@ train(trainer, regression())
         **NO_END,
     )
     assert finished.outcome.code == 1
-    assert "out of memory in step 1, virtual node 2 with 2 example(s)" in finished.failure
+    assert "out of memory in step 1, virtual node 2 with 2 examples" in finished.failure
     assert "more virtual nodes" in finished.failure
 
 
@@ -266,7 +266,7 @@ def loss_fn(model, batch):
 train(make(model, loss_fn), regression())
 """
     )
-    assert "wrote to the parameter(s) 0.weight" in finished.failure
+    assert "wrote to the parameter 0.weight" in finished.failure
 
 
 def test_integer_buffers_must_agree(job) -> None:  # type: ignore[no-untyped-def]

@@ -44,7 +44,7 @@ def test_what_was_sent_arrives_in_one_line(message: FileRead | ModuleLoaded) -> 
     ],
 )
 def test_anything_else_is_one_clear_error(line: bytes) -> None:
-    with pytest.raises(MessageError, match="no message of ours"):
+    with pytest.raises(MessageError, match="not a message of VirtualFlow"):
         decoded(FROM_WORKER, line)
 
 

@@ -19,6 +19,7 @@ from virtualflow.core.membership import JobContext
 from virtualflow.errors import CoordinatorLostError, PeerLostError
 from virtualflow.job.group_posts import PostBox
 from virtualflow.job.member import ORPHANED, Leave, Member
+from virtualflow.job.post_office import packed
 from virtualflow.job.rendezvous import TorchGroup
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.wire import Wire
@@ -30,6 +31,7 @@ from virtualflow.job.wire_messages import (
     FirstLoopLeft,
     FormedGroup,
     FromWorker,
+    GroupLetters,
     GroupPost,
     Heartbeat,
     JoinRefused,
@@ -150,9 +152,15 @@ def test_a_worker_recovers_with_the_generation_of_the_loss(line: Line) -> None:
     assert line.member.generation == 1
 
 
+def deliver(word: GroupPost | GroupLetters, line: Line) -> None:
+    """To the worker of rank 1, as the coordinator does."""
+    value = word.value if isinstance(word, GroupPost) else word.values[1]
+    line.send(packed(word.group, {word.key: value}))
+
+
 def test_a_worker_of_another_type_of_device_is_refused_before_it_gets_the_state() -> None:
     line = Line(joins=True)
-    posts = PostBox(lambda *word: line.send(GroupPost(*word)))
+    posts = PostBox(lambda word: deliver(word, line))
     sender = TorchGroup("handover/1", 0, 2, "cuda")
     line.publish(1, Cause.RESIZE, "1", "0", joining=("0",), sender="1")
 
@@ -166,7 +174,9 @@ def test_a_worker_of_another_type_of_device_is_refused_before_it_gets_the_state(
         formed = pool.submit(sender.form, posts, "127.0.0.1", 30.0)
         while not isinstance(message := line.next_message(), JoinRefused):
             if isinstance(message, GroupPost):
-                posts.add(message.group, message.key, message.value)
+                posts.add(message.group, [(message.key, message.value)])
+            elif isinstance(message, GroupLetters):
+                posts.add(message.group, [(message.key, message.values[0])])
         formed.result()
         assert joined.result() == "left"
     assert "its device is of type cpu and the job's are of type cuda" in message.reason

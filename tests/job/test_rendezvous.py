@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from virtualflow.core.job_description import JobDescription
 from virtualflow.errors import PeerLostError
 from virtualflow.job.group_posts import PostBox
 from virtualflow.job.open_sockets import listening_addresses
+from virtualflow.job.post_office import packed
 from virtualflow.job.rendezvous import TorchGroup
+from virtualflow.job.spec import WorkerSpec
+from virtualflow.job.wire_messages import GroupLetters, GroupPost, Message
+from virtualflow.testing import FakeMember
 
 LOOPBACK = "127.0.0.1"
 STRANGER = """
@@ -30,29 +37,27 @@ for line in sys.stdin:
     print("connected", flush=True)
 """
 ECHO = """
+import gc
 import socket
 with socket.create_server(("127.0.0.1", 0)) as server:
     print(server.getsockname()[1], flush=True)
     with server.accept()[0] as connection:
         connection.sendall(connection.recv(10))
 """
-Word = tuple[str, str, bytes]
+Word = GroupPost | GroupLetters
 
 
 def connected(size: int, on_word: Callable[[Word], None] = lambda _: None) -> list[PostBox]:
     """As many workers' posts, with somebody in between who passes on what each posts."""
     posts: list[PostBox] = []
 
-    def posting(rank: int) -> Callable[[str, str, bytes], None]:
-        def post(*word: *Word) -> None:
-            on_word(word)
-            for other in range(size):
-                if other != rank:
-                    posts[other].add(*word)
+    def send(word: Word) -> None:
+        on_word(word)
+        for rank in range(size):
+            value = word.value if isinstance(word, GroupPost) else word.values[rank]
+            posts[rank].add(word.group, [(word.key, value)])
 
-        return post
-
-    posts.extend(PostBox(posting(rank)) for rank in range(size))
+    posts.extend(PostBox(send) for _ in range(size))
     return posts
 
 
@@ -122,7 +127,7 @@ def test_a_group_that_a_stranger_has_connected_to_is_left_before_anything_is_sen
     assert stranger.stdout is not None
 
     def intrude(word: Word) -> None:
-        if word[1] == "0/0":  # where the first one listens: the stranger is there before the others hear of it
+        if word.key == "0/0":  # where the first one listens: the stranger is there before the others hear of it
             for host, port in listening_addresses():
                 stranger.stdin.write(f"{host} {port}\n".encode())  # type: ignore[union-attr]
                 stranger.stdin.flush()  # type: ignore[union-attr]
@@ -143,3 +148,46 @@ def test_a_group_that_a_stranger_has_connected_to_is_left_before_anything_is_sen
             assert "another process has connected in a worker's place" in next(pool.map(outcome, range(2)))
     finally:
         stranger.communicate()
+
+
+def test_a_message_that_was_waited_for_holds_no_memory() -> None:
+    """Gradients and state travel in messages: memory of theirs that lingers would count twice."""
+    posts = connected(2)
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(lambda rank: form(posts[rank], rank, 2), range(2)))
+    sent, received = torch.ones(1000), torch.zeros(1000)
+    memories = [weakref.ref(sent), weakref.ref(received)]
+    works = [groups[1].receive(received, 0, 5), groups[0].send(sent, 1, 5)]
+    for work in works:
+        work.wait()
+    assert received.sum() == 1000
+    del sent, received
+    gc.collect()
+    assert [memory() for memory in memories] == [None, None]
+    for group in groups:
+        group.break_off()
+
+
+def test_a_fake_member_posts_what_a_real_worker_does() -> None:
+    real: list[Word] = []
+    posts = connected(3, real.append)
+    with ThreadPoolExecutor(3) as pool:
+        for group in pool.map(lambda rank: form(posts[rank], rank, 3), range(3)):
+            group.break_off()
+    faked: list[Word] = []
+    spec = WorkerSpec("job", JobDescription("script.py"), "/job", "1", ("0", "1", "2"), LOOPBACK, 30.0)
+
+    def keep(message: Message) -> None:
+        if isinstance(message, GroupPost | GroupLetters):
+            faked.append(message)
+
+    member = FakeMember(spec, keep, virtual_nodes=3)
+    member.begin()
+    member.take(packed("generation/0", {f"{kind}/{rank}": b"" for kind in ("0", "worker") for rank in range(3)}))
+    own = [word for word in real if word.key in ("worker/1", "0/1", "connections/1")]
+    assert [described(word) for word in faked] == [described(word) for word in own]
+
+
+def described(word: Word) -> tuple[str, int]:
+    """The key, with the bytes of a post, or the number of letters: in one process, all see the same connections."""
+    return word.key, len(word.value) if isinstance(word, GroupPost) else len(word.values)

@@ -149,7 +149,7 @@ def test_requests_that_are_too_large_are_refused(address: str) -> None:
         ({"modules": {"job.py": "", "../x.py": ""}}, 409, "outside of its folder"),
         ({"unknown": 1}, 422, "Extra inputs"),
         ({"retries": -1}, 422, "greater than or equal to 0"),
-        ({"virtual_nodes": 0}, 409, "0 virtual node(s) can't run on 1 device(s)"),
+        ({"virtual_nodes": 0}, 409, "0 virtual nodes can't run on 1 device"),
     ],
 )
 def test_a_job_that_can_not_be_taken_is_refused_with_the_reason(

@@ -210,7 +210,7 @@ def test_without_a_place_for_the_intent_nothing_starts(world: World, starts: Sta
 
 def test_a_full_disk_is_noticed_before_it_hurts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("virtualflow.manager.manager.MIN_FREE_BYTES", 1 << 62)
-    with pytest.raises(RecordsError, match=r"the disk of .* is full: \d+ MB are left. Jobs go on; submits must wait."):
+    with pytest.raises(RecordsError, match=r"the disk of .* is full: \d+ MB are left. Running jobs continue; submits"):
         world.manager().submit(job())
 
 

@@ -10,7 +10,14 @@ from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_terms import JobTerms
 from virtualflow.events import EpochStarted
 from virtualflow.job.history import Watch
-from virtualflow.manager.estimates import UNKNOWN_SECONDS, done_seconds, expected_seconds, new_estimate
+from virtualflow.manager.estimates import (
+    TURN_SECONDS,
+    UNKNOWN_SECONDS,
+    EstimateTurns,
+    done_seconds,
+    expected_seconds,
+    new_estimate,
+)
 from virtualflow.manager.record import Record
 
 RECORD = Record("id", JobDescription("train.py"), "/", "python", JobTerms(demand=4, virtual_nodes=8), 0.0)
@@ -43,3 +50,20 @@ def test_an_estimate_that_hardly_differs_is_nothing_new() -> None:
 @pytest.mark.parametrize(("step", "done"), [(0, 0.0), (50, 30.0), (200, 60.0)])
 def test_what_is_done_is_a_part_of_the_expected_time(step: int, done: float) -> None:
     assert done_seconds(RECORD.changed(expect_seconds=60.0), watch(step=step, steps=100)) == done
+
+
+def test_jobs_that_began_together_take_turns_and_none_is_left_out() -> None:
+    turns, jobs = EstimateTurns(), [f"job-{number}" for number in range(1000)]
+    seen = [turns.take(jobs, now=0.01 * tick) for tick in range(40)]
+    assert max(map(len, seen)) < len(jobs) / 20
+    assert sorted(job for some in seen for job in some) == sorted(jobs)  # each once within a turn's time
+    assert turns.take(jobs, now=TURN_SECONDS) == seen[0]
+
+
+def test_a_few_jobs_are_all_looked_at_at_once_and_again_in_time() -> None:
+    turns, jobs = EstimateTurns(), ["a", "b", "c"]
+    assert turns.take(jobs, now=1.0) == jobs
+    assert turns.take(jobs, now=1.0 + TURN_SECONDS / 2) == []
+    turns.forget("b")
+    assert turns.take(jobs, now=1.0 + TURN_SECONDS / 2) == ["b"]
+    assert turns.take(jobs, now=1.0 + TURN_SECONDS) == ["a", "c"]

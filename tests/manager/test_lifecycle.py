@@ -124,7 +124,7 @@ def test_crashes_are_counted_only_while_the_job_does_not_get_any_further() -> No
 def test_an_end_that_nobody_can_explain_waits_for_a_decision() -> None:
     record, effects = after(RUNNING, Ended(HowEnded.UNCLEAR, 30.0, text="its state is damaged"))
     assert (record.state, record.devices) == ("PAUSED", ())
-    assert record.trouble == "its state is damaged. `vf resume a` lets it go on from its last checkpoint"
+    assert record.trouble == "its state is damaged. `vf resume a` continues it from its last checkpoint"
     assert effects == (Effect.WRITE_STATE, Effect.LEAVE_SCHEDULER)
 
 

@@ -54,7 +54,7 @@ def test_two_jobs_share_the_devices_and_end_with_the_bits_of_undisturbed_ones(se
     second.ask("priority", priority=3.0)
     second.until_on(3)
     assert "1 more" not in first.until_on(1)["reason"]
-    assert "3 more device(s) would be of use" in first.view()["reason"]
+    assert "it could use 3 more devices" in first.view()["reason"]
 
     second.ask("resize", devices=1)  # a cap, so that the other one may have the rest
     first.until_on(3)
@@ -84,7 +84,7 @@ def test_a_job_waits_for_its_minimum_is_paused_resumed_and_cancelled(service: Se
     waiting = second.view()
     assert (waiting["state"], waiting["devices"]) == ("QUEUED", [])
     assert "the policy takes none away for it" in waiting["reason"]
-    assert "1 job(s) are ahead of it" in third.view()["reason"]
+    assert "1 job is ahead of it" in third.view()["reason"]
     third.ask("cancel")
     assert third.view()["state"] == "CANCELLED"
 
@@ -95,7 +95,7 @@ def test_a_job_waits_for_its_minimum_is_paused_resumed_and_cancelled(service: Se
     assert len(second.until_on(2)["devices"]) == 2
     first.ask("resume")
     assert first.view()["state"] == "QUEUED"
-    assert "2 device(s) are free, which is not enough for its 4" in first.view()["reason"]
+    assert "it needs 4 devices, and only 2 can be used now" in first.view()["reason"]
     second.ask("cancel")
     assert second.until_over()["state"] == "CANCELLED"
     first.until_on(4)

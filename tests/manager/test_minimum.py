@@ -25,7 +25,7 @@ def test_a_drained_device_holds_up_only_those_who_need_it(service: Service) -> N
     service.client.post(f"/api/devices/{drained}/drain")
     greedy = service.submit(demand=2, min=2, virtual_nodes=4)
     modest = service.submit(virtual_nodes=4)
-    assert "has 1 device(s) now, and it needs at least 2" in greedy.view()["reason"]
+    assert "has 1 device now, and it needs at least 2" in greedy.view()["reason"]
     assert modest.until_over()["state"] == "DONE"
     assert greedy.view()["state"] == "QUEUED"
     service.client.post(f"/api/devices/{drained}/return")

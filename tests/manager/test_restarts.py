@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 
 from tests.cli.test_run import VF, alive
 from tests.manager.managed import STEPS, Managed, Service, until
+from virtualflow.manager.service import PORT
 
 pytestmark = [
     pytest.mark.timeout(400),  # a busy machine decides nothing
@@ -55,7 +57,7 @@ def test_jobs_run_on_while_their_manager_is_dead_and_the_next_one_takes_them_ove
     assert holds_the_lock(job.folder.path / "lock", coordinator)
     assert ended.assert_done(calm)["launches"] == 1
     assert waiting.view()["state"] == "QUEUED"
-    assert "1 device(s) are free, which is not enough for its 2" in waiting.view()["reason"]
+    assert "it needs 2 devices, and only 1 can be used now" in waiting.view()["reason"]
     job.let_go()
     assert job.assert_done(calm)["launches"] == 1
     assert waiting.assert_done(calm)["launches"] == 1
@@ -135,8 +137,14 @@ def up_and_down(service: Service) -> UpAndDown:
 
 def test_a_manager_that_is_started_says_where_it_is(story: UpAndDown) -> None:
     assert story.up.returncode == 0, story.up.stderr
-    assert story.up.stdout.startswith("manager at http://127.0.0.1:")
-    assert "/login?code=" in story.up.stdout
+    (port,) = re.findall(r"^manager at http://127\.0\.0\.1:(\d+)$", story.up.stdout, re.M)
+    assert f"\ndashboard: http://127.0.0.1:{port}/login?code=" in story.up.stdout
+    assert f"\nfrom another machine, first: ssh -L {port}:127.0.0.1:{port} " in story.up.stdout
+
+
+def test_its_port_is_the_usual_one_or_it_says_that_another_was_taken(story: UpAndDown) -> None:
+    is_usual = f"manager at http://127.0.0.1:{PORT}\n" in story.up.stdout
+    assert is_usual != (f"port {PORT} is in use by something else" in story.up.stdout)
 
 
 def test_token_and_records_are_for_nobody_else(story: UpAndDown) -> None:
@@ -151,7 +159,7 @@ def test_a_second_manager_is_refused(story: UpAndDown) -> None:
 
 
 def test_jobs_that_are_kept_go_on_without_a_manager_and_under_the_next_one(story: UpAndDown) -> None:
-    assert story.down_keeping == "the manager has ended; its jobs go on\n"
+    assert story.down_keeping == "the manager has ended; its jobs keep running\n"
     assert story.lived_on
     assert (story.kept_launches, story.kept_coordinator) == (1, story.coordinator)
 

@@ -326,7 +326,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / f"{name}.py").write_text("")
     monkeypatch.setattr(capture, "MOST_FILES", 3)
     (text,) = take(script).program.left_out
-    assert text == f"1 file(s) of {tmp_path}, from {tmp_path / 'b.py'} on"
+    assert text == f"all files of {tmp_path} (missing: 1, the first is {tmp_path / 'b.py'})"
     monkeypatch.setattr(capture, "MOST_FILES", 1)
     with pytest.raises(LaunchError, match=r"what the script imports: .*needed.py no longer fits"):
         take(script)

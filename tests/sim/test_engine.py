@@ -7,7 +7,7 @@ import pytest
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.messages import DevicesJoined, DevicesLost
 from virtualflow.cluster.policies import registry
-from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Policy
+from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput.model import Profiled
 from virtualflow.core.devices import parse_pools
@@ -137,6 +137,20 @@ def test_lost_devices_are_booked_as_lost_and_work_goes_on() -> None:
 def test_a_policy_that_lets_jobs_wait_for_ever_is_named() -> None:
     with pytest.raises(PolicyError, match="timed stopped deciding: 1 job"):
         run([Job("A", 0.0, 1, 1.0)], Timed({}))
+
+
+@pytest.mark.parametrize("round_seconds", [10.0, 80.0])
+def test_rounds_in_which_jobs_only_restart_are_refused(round_seconds: float) -> None:
+    """Five jobs take turns on two devices: each is moved before it is back from its checkpoint."""
+    jobs = [Job(str(number), 0.0, 1 + number % 2, 10_000.0) for number in range(5)]
+    las = registry.make("las", Options(round_seconds=round_seconds))
+    with pytest.raises(PolicyError, match=r"las would never end: .* up to 86 s .*--round-seconds"):
+        run(jobs, las, costs.PAPER, "V100:2")
+
+
+def test_short_rounds_that_wait_for_a_long_start_are_not_refused() -> None:
+    result = run([Job("A", 0.0, 1, 10.0)], registry.make("las", Options(round_seconds=0.05)), costs.PAPER, "V100:1")
+    assert end_of(result, "A") == 96.0
 
 
 def test_books_that_do_not_balance_are_noticed() -> None:

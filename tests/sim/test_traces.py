@@ -138,7 +138,7 @@ def test_rows_of_published_traces_are_read(tmp_path: Path) -> None:
         read[name] = [(job.id, job.arrival_seconds, job.demand, job.steps) for job in jobs]
     assert read == {
         "philly": [("0", 0.0, 1, 66.0), ("1", 668.0, 8, 2951.0)],
-        "pollux": [("cifar10-0", 107.0, 6, 0.3 * 3600 / 6), ("deepspeech2-1", 110.0, 6, 3.0 * 3600 / 6)],
+        "pollux": [("cifar10-0", 107.0, 6, 3343.0), ("deepspeech2-1", 110.0, 6, 2275.0)],
         "tiresias": [("0", 0.0, 1, 164.0), ("1", 30.0, 8, 147.0)],
     }
 

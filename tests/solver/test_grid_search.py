@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -105,7 +106,7 @@ def test_a_team_of_lines_has_the_forecast_of_its_grid(question: Question) -> Non
     search = GridSearch(question.costs, pools_of(question), question.virtual_nodes, question.kind, question.copies)
     if (plan := search.best()) is not None:
         assert plan.forecast == forecast(plan.cells, question.costs, question.kind)
-    for _, other in search.alternatives():
+    for _, other in search.alternatives:
         assert other.forecast == forecast(other.cells, question.costs, question.kind)
 
 
@@ -126,7 +127,7 @@ def test_where_a_device_holds_half_of_the_model_the_answer_is_made_of_pipelines(
     whole, quarter = 4 * 50, 50
     answer = solve_grid(costs_of(4, memory=whole / 2 + 2 * 10), parse_pools("4"), 8)
     assert [device.state_bytes for device in answer.best.forecast.devices] == [2 * quarter] * 4
-    assert answer.best.shape == "2 lines of 2 device(s)"
+    assert answer.best.shape == "2 lines of 2 devices"
     names = dict(answer.alternatives)
     assert not names["data parallel"].forecast.fits
     assert names["one pipeline"].forecast.fits
@@ -149,9 +150,42 @@ def test_faster_devices_get_more() -> None:
 
 def test_what_fits_nowhere_is_said_with_what_it_would_need() -> None:
     with pytest.raises(
-        SolverError, match=r"does not fit: even a pipeline of 4 devices needs .* and a cpu has 2e-08 GB"
+        SolverError, match=r"does not fit: .* a pipeline of 4 devices needs the least memory, .* and a cpu has 20 bytes"
     ):
         solve_grid(costs_of(4, memory=20), parse_pools("4"), 8)
+
+
+def test_a_stage_that_takes_twice_as_long_gets_two_devices() -> None:
+    """A device holds one stage only; so no line of devices is balanced."""
+    times = (1.0, 2.0, 1.0)
+    both = TypeCosts(times, times, (0.0,) * 3, 60)
+    units = tuple(UnitBytes((stage,), 10, 20, 20) for stage in range(3))
+    costs = GridCosts({"cpu": both}, (1,) * 3, (0,) * 3, (1,) * 3, units, FREE)
+    search = GridSearch(costs, parse_pools("4"), 24, "1f1b", copies=1)
+    best = search.best()
+    assert best is not None
+    assert [len(best.cells.runners(stage)) for stage in range(3)] == [1, 2, 1]
+    assert best.step_seconds < 0.8 * dict(search.alternatives)["one pipeline"].step_seconds
+
+
+def test_beyond_what_can_be_searched_whole_a_walk_leads_from_the_candidates_to_better_grids() -> None:
+    draw = random.Random(1)
+
+    def row() -> tuple[float, ...]:
+        return tuple(draw.uniform(0.1, 3.0) for _ in range(5))
+
+    types = {name: TypeCosts(row(), row(), (0.0,) * 5, 100) for name in ("V100", "P100")}
+    units = tuple(UnitBytes((stage,), 10, 20, 20) for stage in range(5))
+    costs = GridCosts(types, (2,) * 5, (0,) * 5, (1,) * 5, units, Link(0.01, 1000.0))
+    pools = parse_pools("V100:2,P100:3")
+    candidate = GridSearch(costs, pools, 9, "1f1b", 1).best()
+    first, again = (solve_grid(costs, pools, 9, copies=1) for _ in range(2))
+    assert first.best == again.best
+    assert first.best.forecast.fits
+    assert first.best.forecast == forecast(first.best.cells, costs, "1f1b")
+    assert first.least_seconds <= first.best.step_seconds
+    assert candidate is not None
+    assert first.best.step_seconds < 0.95 * candidate.step_seconds
 
 
 def test_1f1b_keeps_as_many_activations_as_the_way_is_long() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,14 @@ from torch.utils.data import TensorDataset
 import virtualflow as vf
 from tests.stages.models import MODELS, Block, examples
 from virtualflow.core import faults
+from virtualflow.core.job_description import JobDescription
+from virtualflow.core.membership import JobContext
+from virtualflow.core.memory_needs import MemoryNeeds
 from virtualflow.errors import ConfigError, HiddenStateError, LossError, NonFiniteError
 from virtualflow.train import solo
 from virtualflow.train.stages.crossings import crossing
 from virtualflow.train.stages.stage_cut import Cut
+from virtualflow.train.stages.staging import refuse_without_stages
 
 DATA = TensorDataset(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(8, 2))
 
@@ -242,3 +247,9 @@ def test_a_generator_of_examples_is_enough_data() -> None:
     data = examples("gpt", 16)
     losses = [trainer.step(batch) for batch in trainer.steps(3, lambda size: [data.tensors[0][:size]])]
     assert len(losses) == 3
+
+
+def test_memory_that_is_stated_for_stages_is_not_silently_that_of_a_whole_model(tmp_path: Path) -> None:
+    described = JobDescription("", memory=MemoryNeeds((1, 1)))
+    with pytest.warns(UserWarning, match="the memory of 2 stages, and this Trainer has none"):
+        refuse_without_stages(JobContext("job", tmp_path, described), {})

@@ -89,8 +89,8 @@ def test_without_copies_a_death_ends_the_job_and_says_what_is_lost(cpus: LocalBa
     chaos = Chaos(cpus, tmp_path / "job", devices=2, script=JOB)
     finished = chaos.run(faults=[("1", "backward", 7)], model="gpt", epochs=2, copies=1)
     assert finished.outcome.code != 0
-    assert "stage(s) 2, 3 are lost" in finished.failure
-    assert "stage(s) 0, 1, 2, 3 are on one device each" in finished.err()
+    assert "stages 2, 3: lost with" in finished.failure
+    assert "on one device only: stages 0, 1, 2, 3" in finished.err()
 
 
 @pytest.mark.on_cuda_too(some=[])

@@ -80,11 +80,18 @@ def test_what_does_not_fit_ends_the_profile(tmp_path: Path) -> None:
     assert "not even one example of one stage fits" in str(measured.exception)
 
 
-def test_emulated_devices_are_refused(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    refused = CliRunner().invoke(app, ["profile", "--devices", "cpu@0.5:1", str(script), "wide", "{}"])
-    assert "emulated devices are not supported together with stages" in str(refused.exception)
+def test_an_emulated_device_is_profiled_as_no_faster_than_what_it_stands_for(tmp_path: Path) -> None:
+    points = tuple((StagePoint(1, 0.004, 0.009, 1, 0, 1),) for _ in range(4))
+    known = StagedProfile("V100", points, (UnitFigures((1,), 4, 8, 8, 0.02),))
+    written, file = tmp_path / "V100.json", tmp_path / "devices.toml"
+    written.write_text(json.dumps(stage_profile.to_json(stage_profile.StagedWorkload("it", {"V100": known}))))
+    file.write_text(f'[device.V100]\nprofile = "{written}"\n')
+    options = ("--devices", "V100:1", "--device-file", str(file))
+    profile = stage_profile.from_json(profiled(tmp_path, "wide", "{}", options=options), "it").profile("V100")
+    for point in profile.at(2):
+        assert point.forward_seconds >= 2 * 0.004
+        assert point.backward_seconds >= 2 * 0.009
+    assert profile.units[1].update_seconds >= 0.02
 
 
 def staged(*node_sizes: int, ended_by: str = "largest") -> StagedProfile:

@@ -33,3 +33,9 @@ def test_every_piece_is_in_one_bucket_and_no_bucket_holds_more_than_it_may(most:
 @pytest.mark.parametrize("workers", [2, 3, 4, 8, 16, 32])
 def test_what_arrives_at_a_time_does_not_grow_with_the_number_of_workers(workers: int) -> None:
     assert MOST_UNDER_WAY * (workers - 1) * bucket_bytes(workers) <= MOST_BYTES
+
+
+def test_a_bucket_is_full_when_one_worker_would_get_too_much() -> None:
+    by_turns = [GradientPiece(0, 10 * n, 10 * n + 10, torch.float32, n % 3) for n in range(9)]
+    assert buckets_of(by_turns, most=40) == [range(0, 3), range(3, 6), range(6, 9)]
+    assert buckets_of(by_turns, most=80) == [range(0, 6), range(6, 9)]

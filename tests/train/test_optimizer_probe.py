@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from virtualflow.errors import ConfigError
 from virtualflow.train.sharded.cut_state import differences
-from virtualflow.train.sharded.optimizer_probe import may_cut
+from virtualflow.train.sharded.optimizer_probe import check_hooks, choices, may_cut
 
 FIRST_ORDER = [
     "SGD",
@@ -122,3 +122,44 @@ def test_hooks_of_the_script_do_not_hear_of_it() -> None:
     optimizer.register_step_post_hook(lambda *_: heard.append(1))
     assert may_cut(optimizer, 0, torch.ones(2))
     assert not heard
+
+
+def test_a_rate_that_warms_up_from_zero_hides_nothing() -> None:
+    def rule(optimizer: Own, group: Any, parameter: Any) -> Any:
+        return group["lr"] * norm_of_the_tensor(optimizer, group, parameter)
+
+    def make(parameters: Any) -> Optimizer:
+        optimizer = Own(parameters, rule)
+        optimizer.param_groups[0]["lr"] = 0.0
+        return optimizer
+
+    assert not asked(make)
+
+
+def test_a_count_that_depends_on_which_tensors_there_are_is_refused_by_name() -> None:
+    """A device that holds nothing of a group would never count, and go on from a wrong count once it holds some."""
+
+    def counting(optimizer: Own, group: Any, parameter: Any) -> Any:
+        group["steps"] = optimizer.calls
+        return parameter.grad
+
+    with pytest.raises(ConfigError, match="Own counts in its groups"):
+        asked(lambda parameters: Own(parameters, counting))
+
+
+def test_another_choice_is_another_question() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.0, momentum=0.9)
+    (group,) = optimizer.param_groups
+    before = choices(group)
+    group["lr"] = 0.1
+    assert choices(group) == before, "rates change in each step"
+    group["weight_decay"] = 0.1
+    assert choices(group) != before
+
+
+def test_hooks_that_would_meet_blocks_are_refused() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    check_hooks(optimizer)
+    optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="SGD has hooks around its step"):
+        check_hooks(optimizer)

@@ -237,10 +237,10 @@ def test_what_can_not_be_is_refused_when_the_trainer_is_made(choices: dict[str, 
         make(mlp(), **choices)
 
 
-def test_phases_are_refused_when_the_trainer_is_made() -> None:
+def test_two_optimizers_of_one_parameter_are_refused() -> None:
     model = mlp()
-    phases = {"one": (torch.optim.SGD(model.parameters(), lr=0.1), mse)}
-    with pytest.raises(ConfigError, match="without phases"):
+    phases = {name: (torch.optim.SGD(model.parameters(), lr=0.1), mse) for name in ("one", "other")}
+    with pytest.raises(ConfigError, match="two optimizers hold the same parameter"):
         vf.Trainer(model, phases, batch_size=8, virtual_nodes=2, sharding="state")
 
 
@@ -253,7 +253,7 @@ def test_phases_are_refused_when_the_trainer_is_made() -> None:
 )
 def test_jobs_that_can_not_are_refused(tmp_path: Any, job: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        checks.check_sharding("state", 2, "exact", None, None, JobContext("job", tmp_path, **job))
+        checks.check_sharding("state", 2, "exact", None, JobContext("job", tmp_path, **job))
 
 
 def test_a_checkpoint_counts_once_it_is_whole(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from virtualflow import __version__
+from virtualflow.cli.bisect import bisect
 from virtualflow.cli.cluster import cluster
 from virtualflow.cli.dashboard import dashboard
 from virtualflow.cli.defaults import read_defaults
@@ -26,6 +27,7 @@ from virtualflow.cli.plot import plot
 from virtualflow.cli.port import port
 from virtualflow.cli.profile import profile
 from virtualflow.cli.queue import cancel, describe, devices, pause, priority, queue, resume, submit
+from virtualflow.cli.replay import replay
 from virtualflow.cli.run import run
 from virtualflow.cli.screen import screen
 from virtualflow.cli.selftest import selftest
@@ -54,7 +56,7 @@ app = typer.Typer(
 SCRIPT = {"allow_interspersed_args": False}  # the script's own options follow the script and are left alone
 PANELS: dict[str, tuple[Callable[..., None] | tuple[str, typer.Typer], ...]] = {
     "Run a job": (run, submit, join, port, explain, doctor, selftest),
-    "Look at a job": (status, queue, sweep, describe, logs, timeline, tensorboard, verify),
+    "Look at a job": (status, queue, sweep, describe, logs, timeline, tensorboard, verify, replay, bisect),
     "Change a job": (resize, stop, pause, resume, priority, cancel, clean),
     "Cluster": (("cluster", cluster), devices, dashboard),
     "Mixed devices": (profile, solve, plot),

@@ -13,11 +13,12 @@ from rich.text import Text
 from virtualflow.cli.options import numbers
 from virtualflow.core.cells import Cells, given_cells, pipelines, with_copies
 from virtualflow.core.devices import type_of
+from virtualflow.core.sizes import size_text
+from virtualflow.core.wording import counted, listed
 from virtualflow.errors import ConfigError
 from virtualflow.solver.grid_costs import GridCosts, equal_costs
 from virtualflow.solver.grid_forecast import DeviceForecast, forecast
 from virtualflow.solver.grid_plan import figures_of
-from virtualflow.solver.grid_search import gigabytes
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
 LETTERS = string.ascii_letters
@@ -109,17 +110,17 @@ def print_cells(report: dict[str, Any], console: Console) -> None:
     table = Table("device", "cells", "runs stages", "holds stages", "bubble", "activations at most", *more)
     for row in rows:
         runs, holds = (", ".join(map(str, row[key])) for key in ("runs_stages", "holds_stages"))
-        facts = (str(row["cells"]), runs, holds, f"{row['bubble']:.0%}", f"{row['peak_activations']} cell(s)")
+        facts = (str(row["cells"]), runs, holds, f"{row['bubble']:.0%}", f"{counted(row['peak_activations'], 'cell')}")
         keys = ("state_bytes", "activation_bytes", "memory_bytes", "sent_bytes")
-        figures = [gigabytes(row[key]) for key in keys] if in_bytes else [str(row["messages_sent"])]
+        figures = [size_text(row[key]) for key in keys] if in_bytes else [str(row["messages_sent"])]
         table.add_row(Text(row["device"], style=colours[row["device"]]), *facts, *figures)
     console.print(table)
     if in_bytes:
         console.print(f"{report['step_time_seconds']:.4g} s a step")
     for row in rows if in_bytes and not report["fits"] else ():
         if not row["fits"]:
-            needed, there = gigabytes(row["memory_bytes"]), gigabytes(row["capacity_bytes"])
-            console.print(f"{row['device']} does not fit: it needs {needed} and has {there}", style="yellow")
+            needed, capacity = size_text(row["memory_bytes"]), size_text(row["capacity_bytes"])
+            console.print(f"{row['device']} does not fit: it needs {needed} and has {capacity}", style="yellow")
     if report["at_risk"]:
-        lost = ", ".join(map(str, report["at_risk"]))
-        console.print(f"Stage(s) {lost} are on one device each: its death would cost all since the last checkpoint.")
+        lost = listed("stage", report["at_risk"])
+        console.print(f"On one device only: {lost}. Its death would cost all work since the last checkpoint.")

@@ -104,7 +104,7 @@ def up(
 
     It continues in the background until `vf cluster down`. Jobs of an earlier manager are taken over.
     """
-    scheduling = registry.make(
+    scheduling = registry.make_live(
         policy, Options(round=round, useful=useful, round_seconds=round_seconds, backfill=backfill)
     )
     host, port = tokens.parse_address(listen) if listen is not None else ("127.0.0.1", None)
@@ -127,8 +127,8 @@ def up(
             service.local_devices(local, emulation) if local else service.ray_devices(emulation) as (hardware, look),
         ):
             memory = memory_of(device_memory, device_file, [pool.device_type for pool in hardware.pools])
-            kind = device_type_of(device_type, devices)
-            chosen = replace(hardware, patience_seconds=patience, device_type=kind, memory=memory, users=sharing)
+            chosen_type = device_type_of(device_type, devices)
+            chosen = replace(hardware, patience_seconds=patience, device_type=chosen_type, memory=memory, users=sharing)
             service.serve(chosen, scheduling, host, port, look)
         return
     client = service.start([sys.executable, "-m", "virtualflow.cli.main", *sys.argv[1:], "--foreground"])
@@ -151,4 +151,4 @@ def down(
 ) -> None:
     """End the manager. Jobs stop with a checkpoint and continue at the next `vf cluster up`."""
     service.end(Client.find(), keep_jobs=keep_jobs)
-    print("the manager has ended" + ("; its jobs go on" if keep_jobs else ""))
+    print("the manager has ended" + ("; its jobs keep running" if keep_jobs else ""))

@@ -17,6 +17,7 @@ from virtualflow.core.cells import Cells
 from virtualflow.core.devices import is_number, names_of, type_of
 from virtualflow.core.mapping import Mapping, assign, spread
 from virtualflow.core.sharding import Epoch, node_sizes, shuffled
+from virtualflow.core.wording import counted
 from virtualflow.errors import ConfigError
 from virtualflow.solver.grid_costs import GridCosts, costs_at
 
@@ -136,25 +137,26 @@ def _finer(sizes: tuple[int, ...], devices: int) -> list[dict[str, float]]:
     *longer* is how much longer than on a perfectly even split that device computes.
     """
     batch_size = sum(sizes)
-    found: list[dict[str, float]] = []
+    useful: list[dict[str, float]] = []
     for nodes in (len(sizes), *(cut * len(sizes) for cut in range(2, 9))):
         if nodes > batch_size:
             break
         cut = node_sizes(batch_size, nodes) if nodes > len(sizes) else sizes
         shares = spread(nodes, tuple(map(str, range(devices))))
         most = max(sum(cut[node] for node in shares.nodes_of(device)) for device in set(shares.devices))
-        if not found or most < found[-1]["most_examples"]:
-            found.append({"virtual_nodes": nodes, "most_examples": most, "longer": most * devices / batch_size - 1})
-    return found
+        if not useful or most < useful[-1]["most_examples"]:
+            useful.append({"virtual_nodes": nodes, "most_examples": most, "longer": most * devices / batch_size - 1})
+    return useful
 
 
 def _print(report: dict[str, object]) -> None:
     console = screen()
     rows = report["devices"]
     assert isinstance(rows, list)
+    assert isinstance(report["waves"], int)
     console.print(
-        f"{report['batch_size']} examples a step in {report['virtual_nodes']} virtual nodes on {len(rows)} device(s): "
-        f"{report['waves']} wave(s)",
+        f"{report['batch_size']} examples a step in {report['virtual_nodes']} virtual nodes on "
+        f"{counted(len(rows), 'device')}: {counted(report['waves'], 'wave')}",
         style="bold",
     )
     table = Table("device", "virtual nodes, in the order they run", "shard sizes", "examples")

@@ -21,6 +21,7 @@ from virtualflow.cli.screen import print_line
 from virtualflow.core.cells import Cells
 from virtualflow.core.devices import is_number
 from virtualflow.core.job_state import ENDED, JobState
+from virtualflow.core.wording import counted
 from virtualflow.errors import ConfigError, DamagedError, LaunchError
 from virtualflow.job import control
 from virtualflow.job.checkpoints import step_of
@@ -142,13 +143,17 @@ def resize(
     before = len(control.ask(folder, ResizeJob(count)).workers)
     if wait:
         _wait_until(lambda: _has_got_to(folder, count), f"job {job} did not get to {count} devices")
-    print(f"job {job} runs on {count} device(s)" if wait else f"job {job} goes from {before} to {count} device(s)")
+    print(
+        f"job {job} runs on {counted(count, 'device')}"
+        if wait
+        else f"job {job} goes from {before} to {counted(count, 'device')}"
+    )
 
 
 def _cap(manager: Client, job: str, devices: int | None, *, wait: bool) -> None:
     job = manager.job_id(job)
     manager.post(f"/api/jobs/{job}/resize", devices="auto" if devices is None else devices)
-    most = "as many devices as the policy gives it" if devices is None else f"at most {devices} device(s)"
+    most = "as many devices as the policy gives it" if devices is None else f"at most {counted(devices, 'device')}"
     print(f"job {job} has {most} from now on")
 
     def has_got_to(count: int) -> bool:
@@ -167,7 +172,9 @@ def _has_got_to(folder: JobFolder, devices: int) -> bool:
         )
     status = control.ask(folder, GetStatus())
     if len(status.wanted) != devices:
-        raise LaunchError(f"job {job} is to run on {len(status.wanted)} devices by now, not on {devices}")
+        raise LaunchError(
+            f"another request has changed job {job} to {len(status.wanted)} devices meanwhile, not {devices}"
+        )
     return status.state == JobState.RUNNING and len(status.workers) == devices
 
 
@@ -226,7 +233,7 @@ def logs(
     """Print the output of a job's lead worker."""
     if (manager := Client.remote()) is not None:
         if device is not None:
-            raise ConfigError("--device: a manager elsewhere has the lead's output alone")
+            raise ConfigError("--device: from another machine, only the lead's output can be read")
         read, is_over = _remote_log(manager, manager.job_id(job))
     else:
         read, is_over = _local_log(JobFolder.of(job), log_of(device) if device is not None else LEAD_LOG)
@@ -292,11 +299,12 @@ def clean(
         age = seconds_of(older_than, "--older-than")
         old = [folder for folder in all_jobs() if _is_removable(folder) and time.time() - folder.last_change() >= age]
     if not old:
-        print(f"nothing to remove: no job ended more than {older_than} ago. --older-than 0 removes newer ones, too.")
+        newer = "has ended" if age == 0 else f"ended more than {older_than} ago. --older-than 0 removes newer ones, too"
+        print(f"nothing to remove: no job {newer}.")
         return
     for folder in old:
         print_line(f"{folder.path.name}  {folder.title()}  ended {duration(time.time() - folder.last_change())} ago")
-    if not yes and not typer.confirm(f"Remove these {len(old)} job(s), with their checkpoints and logs?"):
+    if not yes and not typer.confirm(f"Remove {counted(len(old), 'job')}, with checkpoints and logs?"):
         return
     for folder in old:
         _remove(folder)

@@ -27,8 +27,8 @@ def join(
 ) -> None:
     """Join a job as one more device, from any launcher: ssh, Slurm, Kubernetes.
 
-    The script comes from the job. Ends when the job does, or no longer needs this device. After Ctrl-C the job goes on
-    without it.
+    The script comes from the job. Ends when the job does, or no longer needs this device. After Ctrl-C the job
+    continues without it.
     """
     host, port = tokens.parse_address(address)
     token = tokens.read_token(token_file, create=False)

@@ -98,7 +98,7 @@ def warn_left_out(program: Program) -> None:
 def device_names(text: str) -> tuple[str, ...]:
     """The names of ``--devices N``: 0 to N - 1."""
     if not is_number(text) or int(text) < 1:
-        raise ConfigError(f"--devices {text}: expected how many devices, a number from 1 on")
+        raise ConfigError(f"--devices {text}: expected a number of devices, 1 or more")
     return tuple(str(number) for number in range(int(text)))
 
 
@@ -185,7 +185,7 @@ def workload_of(name: str | None, folder: Path | None) -> Workload:
         return profile_files.read_all(folder)
     if name is None:
         raise ConfigError(
-            "which workload? --workload NAME (a built-in one, or a script that was profiled), or --profiles DIR"
+            "give the workload: --workload NAME (a built-in one, or a script that was profiled), or --profiles DIR"
         )
     if name in BUILT_IN:
         return profile_files.built_in(name)
@@ -219,6 +219,8 @@ def workload_for(script: str, folder: Path | None, names: Sequence[str]) -> Work
             f"{script} has no profiles, so its speed on {' and '.join(sorted(types))} is not known. Measure it: "
             f"vf profile --devices {','.join(f'{name}:1' for name in sorted(types))} {script}"
         )
+    if profile_files.are_staged(where):
+        return None  # a grid of cells, not a mapping of whole virtual nodes
     workload = profile_files.read_all(where)
     for name in types:
         if len(types) > 1 or name in workload.profiles:

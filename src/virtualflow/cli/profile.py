@@ -33,6 +33,7 @@ from virtualflow.core.device_choice import AUTO
 from virtualflow.core.profile import BEYOND, Communication, Point, Profile, Workload
 from virtualflow.core.sizes import parse_size
 from virtualflow.core.stage_profile import Link
+from virtualflow.core.wording import counted
 from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.profiling.bench import Bench, CommunicationCosts, InterruptedMeasurement, JoinAddress, Show
 from virtualflow.solver import profile_files
@@ -96,7 +97,9 @@ def profile(
     if (device_type is None) == (devices is None):
         raise ConfigError("give either --device-type TYPE, or --devices with all types that are here")
     if (machines > 1) != (listen is not None):
-        raise ConfigError("--machines N, from 2 on, and --listen HOST:PORT go together: the other machines join there")
+        raise ConfigError(
+            "--machines N (2 or more) and --listen HOST:PORT go together: the other machines join at that address"
+        )
     join = JoinAddress(listen, token_file_for(listen, token_file)) if listen is not None else None
     folder = output or profiles_of(str(script))
     check_folder(folder)
@@ -166,7 +169,8 @@ def _show(console: Console, measured: Profile) -> None:
     console.print(f"  largest node size: {measured.largest}; {BEYOND[measured.ended_by]}", soft_wrap=True)
     if last.loading_seconds is not None and last.loading_seconds > last.seconds / 2:
         slow_loading = (
-            f"  loading {last.node_size} example(s) takes {last.loading_seconds:.3g} s, computing {last.seconds:.3g} s"
+            f"  loading {counted(last.node_size, 'example')} takes {last.loading_seconds:.3g} s, "
+            f"computing {last.seconds:.3g} s"
         )
         console.print(slow_loading, style="yellow", soft_wrap=True)
 

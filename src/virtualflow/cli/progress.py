@@ -13,6 +13,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from virtualflow.cli.screen import screen
+from virtualflow.core.wording import counted
 from virtualflow.events import EpochStarted, EventReader, RunStarted, StepDone, StepTotal, StreamEvent
 from virtualflow.job.output import Lines
 
@@ -70,12 +71,12 @@ class ProgressBar(Lines):
             self._waves, self._devices = event.waves, len(event.devices)
         elif isinstance(event, EpochStarted) and self._task is None:
             done = event.epoch * event.steps + event.first_step
-            self._task = self._bar.add_task(f"{self._devices} device(s)", completed=done, facts="")
+            self._task = self._bar.add_task(counted(self._devices, "device"), completed=done, facts="")
         elif isinstance(event, StepDone) and self._task is not None:
             speed = event.examples / max(event.seconds, 1e-9)
             self._examples_per_second = 0.9 * (self._examples_per_second or speed) + 0.1 * speed
             metrics = "".join(f"  {name} {value:.4g}" for name, value in event.metrics.items())
-            speed_now = f"{self._examples_per_second:,.0f} examples/s  {self._waves} wave(s)"
+            speed_now = f"{self._examples_per_second:,.0f} examples/s  {counted(self._waves, 'wave')}"
             facts = f"loss {event.loss:.4f}{metrics}  {speed_now}"
             self._bar.update(self._task, completed=event.step + 1, facts=facts)
         if self._task is not None:

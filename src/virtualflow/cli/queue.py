@@ -45,7 +45,7 @@ def submit(
     job: SubmitOptions,
     memory: StatedMemory = None,
     node_memory: NodeMemory = None,
-    copies: Copies = 2,
+    copies: Copies = None,
     include: Include = None,
     env: Annotated[
         list[str] | None,
@@ -146,7 +146,7 @@ def pause(job: JobArgument) -> None:
     for job_id in _jobs_of(job):
         view = _ask(job_id, "pause")
         how = "is paused" if view["state"] == JobState.PAUSED else "stops at its next step boundary, with a checkpoint"
-        print(f"job {view['id']} {how}; `vf resume {view['id']}` lets it go on")
+        print(f"job {view['id']} {how}; `vf resume {view['id']}` continues it")
 
 
 def resume(
@@ -154,7 +154,7 @@ def resume(
     from_checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="Go on from this checkpoint instead of the last one: a step of the job, or a file. Later ones are "
+            help="Continue from this checkpoint instead of the last one: a step of the job, or a file. Later ones are "
             "set aside.",
             metavar="STEP|FILE",
         ),
@@ -165,7 +165,7 @@ def resume(
         members = _jobs_of(job)
         for job_id in members if members != [job] else ():
             if Client.find().get(f"/api/jobs/{job_id}")["state"] == JobState.PAUSED:
-                print(f"job {job_id} goes on: its state is {_ask(job_id, 'resume')['state']}")
+                print(f"job {job_id} continues: its state is {_ask(job_id, 'resume')['state']}")
         if members != [job]:
             return
         view, source = _ask(job, "resume"), ""
@@ -173,7 +173,7 @@ def resume(
         is_step = from_checkpoint.isdecimal()
         choice = from_checkpoint if is_step else str(Path(from_checkpoint).absolute())
         view, source = _ask(job, "resume", from_checkpoint=choice), f" from {'step ' if is_step else ''}{choice}"
-    print(f"job {view['id']} goes on{source}: its state is {view['state']}")
+    print(f"job {view['id']} continues{source}: its state is {view['state']}")
 
 
 def cancel(job: JobArgument) -> None:

@@ -15,13 +15,15 @@ def where_it_goes_on(folder: JobFolder, checkpoint: Path | None) -> str:
     """Where ``vf run --resume`` goes on."""
     if checkpoint is None:
         return f"job {folder.path.name} has no checkpoint: it starts from the beginning"
-    return f"job {folder.path.name} goes on from {name_of(checkpoint)}"
+    return f"job {folder.path.name} continues from {name_of(checkpoint)}"
 
 
 def how_to_go_on(folder: JobFolder) -> str:
     """What to type for a job that was stopped, and what that does."""
     latest = folder.latest_checkpoint()
-    does = "starts from the beginning: there is no checkpoint" if latest is None else f"goes on from {name_of(latest)}"
+    does = (
+        "starts from the beginning: there is no checkpoint" if latest is None else f"continues from {name_of(latest)}"
+    )
     return f"`vf run --resume {folder.path.name}` {does}"
 
 

@@ -139,7 +139,7 @@ def _given(context: typer.Context, job_id: str) -> set[str]:
 def _to_resume(job_id: str, changed: dict[str, Any], choice: str | None) -> tuple[JobFolder, Path | None]:
     folder = JobFolder.of(job_id)
     if folder.spec().managed:
-        raise LaunchError(f"job {job_id} is the manager's: `vf resume {job_id}` lets a paused one go on")
+        raise LaunchError(f"job {job_id} is the manager's: `vf resume {job_id}` continues a paused one")
     deadline = time.monotonic() + 2 * folder.spec().patience_seconds  # its workers may still write a checkpoint
     while folder.is_locked():
         if control.answers(folder) or time.monotonic() > deadline:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from virtualflow.cli.cell_table import rows_of
 from virtualflow.cli.job_options import RunOptions
@@ -25,12 +26,14 @@ from virtualflow.cli.options import (
     token_file_for,
     workload_for,
 )
+from virtualflow.cli.screen import screen
 from virtualflow.core import profile
 from virtualflow.core.devices import Pool, type_of
 from virtualflow.core.emulation import Devices
 from virtualflow.core.job_names import check_name
-from virtualflow.errors import LaunchError
+from virtualflow.errors import LaunchError, ProfileError
 from virtualflow.solver import plan as plans
+from virtualflow.solver import profile_files
 from virtualflow.solver.plan import JobLayout
 from virtualflow.system.home import profiles_of
 
@@ -139,7 +142,8 @@ class RunSettings:
             "devices": {
                 "devices": devices.names,
                 "emulated": devices.emulated,
-                "workload": _workload(script, where.profiles, devices, owners) if cells is None else None,
+                "stage_profile": (staged := _stage_profile(script, where.profiles)),
+                "workload": None if cells or staged else _workload(script, where.profiles, devices, owners),
             },
             "rebalance": {"rebalance": devices.are_mixed if where.rebalance is None else where.rebalance},
             "mapping": {"owners": owners, "cells": cells},
@@ -171,6 +175,17 @@ def _workload(
         return None  # mapped by hand, or by a plan
     known = workload_for(str(script), folder, devices.names)
     return profile.to_json(known) if known is not None else None
+
+
+def _stage_profile(script: Path | None, folder: Path | None) -> dict[str, Any] | None:
+    """What is known of the stages of a model that is cut, by which its grid is chosen."""
+    if folder is not None:
+        return profile_files.kept_stages(folder)
+    try:
+        return profile_files.kept_stages(profiles_of(str(script))) if script is not None else None
+    except ProfileError as error:  # nobody has asked for it
+        screen(stderr=True).print(Text(str(error), style="yellow"), soft_wrap=True)
+        return None
 
 
 def _backend(text: str) -> str:

@@ -17,6 +17,7 @@ from virtualflow.cli.files import check_file, writing
 from virtualflow.cli.options import DeviceType, device_type_of
 from virtualflow.cli.screen import screen
 from virtualflow.core.devices import CPU
+from virtualflow.core.wording import counted
 from virtualflow.selftest.promises import FAIL, FULL, PASS, QUICK, Check, Checks
 from virtualflow.selftest.report import Report
 from virtualflow.selftest.trials import TrialRunner
@@ -92,7 +93,7 @@ def _run(backend: LocalBackend, device_type: str, report: Report, console: Conso
 
 def _headline(report: Report) -> str:
     names = sorted({accelerator.name for accelerator in report.accelerators}) or ["cpu"]
-    return f"{report.devices} device(s): {', '.join(names)}"
+    return f"{counted(report.devices, 'device')}: {', '.join(names)}"
 
 
 def _line(check: Check) -> Text:

@@ -26,7 +26,7 @@ from virtualflow.dashboard import simulation
 from virtualflow.dashboard.page import standalone
 from virtualflow.errors import ConfigError
 from virtualflow.manager.client import Client
-from virtualflow.sim import compare, costs, gavel_table, importers
+from virtualflow.sim import compare, costs, gavel_table, importers, pollux_applications
 from virtualflow.sim.compare import Comparison, Setting, on_machines
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.engine import ReportProgress
@@ -150,6 +150,7 @@ def simulate(
         speeds: Throughput = paper_speeds(even=costs_name == costs.PAPER.name)  # its whole system, not half of it
         if table is not None:
             speeds = gavel_table.read(table, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat == GAVEL else None)
+        speeds = pollux_applications.beside(speeds)
         setting = Setting(pools, speeds, spent, options, broken)
         loaded, names = importers.read(trace), names or ["wfs"]
         source, runs = loaded.source, len(names) * seeds

@@ -66,7 +66,7 @@ def solve(
     memory: Annotated[
         str | None,
         typer.Option(
-            help="Of a model in stages: a device's memory, where it is not as profiled: V100=16G,P100=12G.",
+            help="Of a model in stages: a device's memory, where it is not as profiled: 16G, or V100=16G,P100=12G.",
             metavar="LIST",
         ),
     ] = None,

@@ -13,14 +13,15 @@ from rich.text import Text
 
 from virtualflow.cli.cell_table import colours_of, print_grid
 from virtualflow.cli.files import writing
+from virtualflow.cli.memory import memory_by_type
 from virtualflow.core.devices import Pool
-from virtualflow.core.sizes import parse_size
+from virtualflow.core.sizes import size_text
 from virtualflow.core.stage_profile import StagedWorkload
 from virtualflow.errors import ConfigError
 from virtualflow.solver import grid_plan
 from virtualflow.solver.grid_costs import GridCosts, costs_at
 from virtualflow.solver.grid_forecast import over_capacity
-from virtualflow.solver.grid_search import GridAnswer, GridPlan, gigabytes, solve_grid
+from virtualflow.solver.grid_search import GridAnswer, GridPlan, solve_grid
 
 
 def solve_stages(
@@ -40,7 +41,7 @@ def solve_stages(
     costs = _costs(known, pools, batch_size, virtual_nodes, memory)
     assert virtual_nodes is not None
     answer = solve_grid(costs, pools, virtual_nodes, kind, copies)
-    report = grid_plan.to_json(answer, known.name, batch_size, virtual_nodes, kind, copies)
+    report = grid_plan.to_json(answer, pools, known.name, batch_size, virtual_nodes, kind, copies)
     if output is not None:
         with writing(output):
             output.write_text(json.dumps(report, indent=2) + "\n")
@@ -48,17 +49,6 @@ def solve_stages(
         print(json.dumps(report, indent=2))
     else:
         _show(console, answer, report)
-
-
-def memory_of(text: str | None) -> dict[str, float]:
-    """``V100=16G,P100=12G``."""
-    found: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        name, separator, size = part.partition("=")
-        if not separator or not name.strip():
-            raise ConfigError(f"--memory {part!r}: expected TYPE=SIZE, such as V100=16G, with commas between types")
-        found[name.strip()] = parse_size(size, "--memory")
-    return found
 
 
 def _costs(
@@ -75,9 +65,7 @@ def _costs(
             "size for a model in stages."
         )
     types = [pool.device_type for pool in pools]
-    if unknown := memory_of(memory).keys() - set(types):
-        raise ConfigError(f"--memory names {min(unknown)}, which is not among the devices: {', '.join(types)}")
-    return costs_at(known, types, batch_size // virtual_nodes).with_memory(memory_of(memory))
+    return costs_at(known, types, batch_size // virtual_nodes).with_memory(memory_by_type(memory, types, "--memory"))
 
 
 def _show(console: Console, answer: GridAnswer, report: dict[str, Any]) -> None:
@@ -89,7 +77,7 @@ def _show(console: Console, answer: GridAnswer, report: dict[str, Any]) -> None:
     table = Table("device", "bubble", "state", "activations", "memory", "of", "sent in a step")
     for device in best.forecast.devices:
         figures = (device.state_bytes, device.activation_bytes, device.memory_bytes, device.capacity_bytes)
-        table.add_row(device.device, f"{device.bubble:.0%}", *map(gigabytes, figures), gigabytes(device.sent_bytes))
+        table.add_row(device.device, f"{device.bubble:.0%}", *map(size_text, figures), size_text(device.sent_bytes))
     console.print(table)
     for name, plan in answer.alternatives:
         console.print(f"{name}: {_compared(plan, best)}", soft_wrap=True)
@@ -97,15 +85,16 @@ def _show(console: Console, answer: GridAnswer, report: dict[str, Any]) -> None:
         console.print("Every grid of these devices was compared: none is faster.")
     else:
         console.print(f"No grid of these devices can be faster than {answer.least_seconds:.4g} s a step.")
-    console.print(f"--mapping {report['mapping']}", soft_wrap=True)
+    used = ",".join(f"{entry['type']}:{entry['count']}" for entry in report["devices"])
+    console.print(f"--devices {used} --mapping {report['mapping']}", soft_wrap=True)
 
 
 def _compared(plan: GridPlan, best: GridPlan) -> str:
     if full := over_capacity(plan.forecast):
         worst = max(full, key=lambda device: device.memory_bytes - device.capacity_bytes)
         return (
-            f"does not fit: needs {gigabytes(worst.memory_bytes)} on {worst.device}, which has "
-            f"{gigabytes(worst.capacity_bytes)}"
+            f"does not fit: needs {size_text(worst.memory_bytes)} on {worst.device}, which has "
+            f"{size_text(worst.capacity_bytes)}"
         )
     slower = plan.step_seconds / best.step_seconds - 1
     return f"{plan.shape}, {plan.step_seconds:.4g} s a step" + (f", {slower:.1%} slower" if slower > 1e-9 else "")

@@ -15,8 +15,9 @@ from rich.text import Text
 from virtualflow.cli.files import writing
 from virtualflow.core import stage_profile
 from virtualflow.core.profile import BEYOND
+from virtualflow.core.sizes import size_text
 from virtualflow.core.stage_profile import Link, StagedProfile, StagedWorkload, StagePoint, UnitFigures
-from virtualflow.solver.grid_search import gigabytes
+from virtualflow.core.wording import counted
 from virtualflow.system.text import visible
 
 
@@ -66,7 +67,7 @@ def _profile(device_type: str, result: Mapping[str, Any]) -> StagedProfile:
 
 def _show(console: Console, profile: StagedProfile) -> None:
     size = profile.node_sizes[-1]
-    title = Text(visible(f"{profile.device_type}, virtual nodes of {size} example(s)"), style="italic")
+    title = Text(visible(f"{profile.device_type}, virtual nodes of {counted(size, 'example')}"), style="italic")
     table = Table(
         "stage", "forward", "backward", "weights", "optimizer", "kept", "to the next", title=title, title_justify="left"
     )
@@ -76,10 +77,10 @@ def _show(console: Console, profile: StagedProfile) -> None:
             str(stage),
             f"{point.forward_seconds * 1e3:.4g} ms",
             f"{point.backward_seconds * 1e3:.4g} ms",
-            gigabytes(sum(unit.weight_bytes for unit in units)),
-            gigabytes(sum(unit.optimizer_bytes for unit in units)),
-            gigabytes(point.kept_bytes),
-            gigabytes(point.crossing_bytes),
+            size_text(sum(unit.weight_bytes for unit in units)),
+            size_text(sum(unit.optimizer_bytes for unit in units)),
+            size_text(point.kept_bytes),
+            size_text(point.crossing_bytes),
         )
     console.print(table)
     console.print(f"  largest node size: {size}; {BEYOND[profile.ended_by]}", soft_wrap=True)

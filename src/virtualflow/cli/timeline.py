@@ -22,6 +22,7 @@ from virtualflow.job.folder import JobFolder
 from virtualflow.manager.client import Client
 
 WINDOW = 20  # steps over which the throughput is averaged
+NEAR = 0.02  # of the picture's length: two labels at that distance would overlap
 
 Timed = tuple[float, Any]  # when an event was written, and the event
 
@@ -116,6 +117,23 @@ def _changes(events: list[Timed]) -> list[tuple[float, Regrouped]]:
     return [(time, event) for time, event in events if isinstance(event, Regrouped)]
 
 
+def _colour(change: Regrouped) -> str:
+    return "tab:red" if change.cause == "loss" else "tab:gray"
+
+
+def change_labels(changes: list[tuple[float, Regrouped]], near_seconds: float) -> list[tuple[float, str, str]]:
+    """When, in which colour, and the text. Changes that are *near* each other share a label, so that it can be read."""
+    labels: list[tuple[float, str, str]] = []
+    for time, change in changes:
+        text = f"{change.cause} {sum(change.pause_ms.values()):.0f} ms"
+        if labels and time - labels[-1][0] < near_seconds:
+            first, colour, earlier = labels.pop()
+            labels.append((first, colour, f"{earlier}, {text}"))
+        else:
+            labels.append((time, _colour(change), text))
+    return labels
+
+
 def _draw(
     periods: list[Period],
     throughputs: list[list[tuple[float, float]]],
@@ -125,7 +143,7 @@ def _draw(
     what: str,
 ) -> None:
     plt = pyplot()
-    zero = periods[0].start
+    zero, length = periods[0].start, periods[-1].end - periods[0].start
     devices = sorted({device for period in periods for device in period.nodes}, key=lambda d: (len(d), d))
     most = max(count for period in periods for count in period.nodes.values())
     figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(10, 1.5 + 0.45 * len(devices) + 2), height_ratios=(
@@ -135,20 +153,20 @@ def _draw(
             shade = plt.get_cmap("viridis")(0.25 + 0.6 * count / most)
             width = period.end - period.start
             top.barh(devices.index(device), width, left=period.start - zero, height=0.8, color=shade, edgecolor="white")
-            top.text(period.start - zero + width / 2, devices.index(device), str(count), ha="center", va="center",
-                     color="white", fontsize=8)  # fmt: skip
+            if width >= NEAR * length:  # else the number would not fit into its bar
+                top.text(period.start - zero + width / 2, devices.index(device), str(count), ha="center", va="center",
+                         color="white", fontsize=8)  # fmt: skip
     for begin, end in _stops(periods):
         for axis in (top, bottom):
             axis.axvspan(begin - zero, end - zero, color="0.92", zorder=0)
         top.text((begin + end) / 2 - zero, (len(devices) - 1) / 2, "paused", ha="center", va="center", color="0.4",
                  fontsize=8, rotation=90)  # fmt: skip
     for time, change in changes:
-        colour = "tab:red" if change.cause == "loss" else "tab:gray"
         for axis in (top, bottom):
-            axis.axvline(time - zero, color=colour, linestyle=":", linewidth=1)
-        pause = sum(change.pause_ms.values())
-        top.annotate(f"{change.cause} {pause:.0f} ms", (time - zero, len(devices) - 0.4), fontsize=7, color=colour,
-                     rotation=30, annotation_clip=False)  # fmt: skip
+            axis.axvline(time - zero, color=_colour(change), linestyle=":", linewidth=1)
+    for time, colour, text in change_labels(changes, NEAR * length):
+        top.annotate(text, (time - zero, len(devices) - 0.4), fontsize=7, color=colour, rotation=30,
+                     annotation_clip=False)  # fmt: skip
     top.set_yticks(range(len(devices)), [f"device {device}" for device in devices])
     top.set_title(f"job {job}: {what} on each device", loc="left", pad=38 if changes else 8)
     for throughput in throughputs:

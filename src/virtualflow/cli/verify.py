@@ -68,4 +68,4 @@ def print_verdict(verdict: Verdict) -> None:
     for fact in verdict.facts:
         console.print(f"  the runs' facts differ: {fact}")
     if verdict.facts and not verdict.equal:
-        console.print("  With other facts, other bits are to be expected: make these equal first.")
+        console.print("  Runs whose facts differ may well differ in their bits: make these equal first.")

@@ -33,24 +33,23 @@ class DeviceMemory:
         if not job.memory.is_cut:
             whole = frozenset(name for name in devices if self._fit(job, name) is not None)
             return replace(job, types=whole) if whole else None
-        found = {name: fits for name in devices if (fits := self._fit(job, name)) and fits.least <= devices[name]}
-        if not found:
+        fitting = {name: fits for name in devices if (fits := self._fit(job, name)) and fits.least <= devices[name]}
+        if not fitting:
             return None
         # Of the types that hold it, the first of those that have the most of what it asks for.
-        best = max(found, key=lambda name: (name in on, min(devices[name], found[name].most)))
-        least, most = found[best].least, found[best].most
+        best = max(fitting, key=lambda name: (name in on, min(devices[name], fitting[name].most)))
+        least, most = fitting[best].least, fitting[best].most
         return replace(job, min=least, demand=max(least, min(job.demand, most)), types=frozenset((best,)))
 
     def why_not(self, job: Job, devices: Mapping[str, int]) -> str:
         """Why *devices* do not hold *job*, in words."""
         assert job.memory is not None
-        found = {name: fits for name in devices if (fits := self._fit(job, name)) is not None}
-        if not found:
+        fitting = {name: fits for name in devices if (fits := self._fit(job, name)) is not None}
+        if not fitting:
             return self._too_large(job, job.memory, devices)
-        name = min(found, key=lambda name: found[name].least - devices[name])
-        return (
-            f"it needs {found[name].least} devices of at least {size_text(found[name].size)}; {devices[name]} are there"
-        )
+        name = min(fitting, key=lambda name: fitting[name].least - devices[name])
+        fit = fitting[name]
+        return f"it needs {fit.least} devices of at least {size_text(fit.size)}; {devices[name]} are there"
 
     def _fit(self, job: Job, device_type: str) -> Fit | None:
         assert job.memory is not None

@@ -246,9 +246,7 @@ class Scheduler:
             self._round = None
             actions = self._decide()
         if self._round is None and self._states:
-            just_had_one = isinstance(event, Woken)
-            rounds = math.floor(self._now / round_seconds) + 1 if just_had_one else math.ceil(self._now / round_seconds)
-            self._round = rounds * round_seconds
+            self._round = _next_multiple(round_seconds, self._now, later=isinstance(event, Woken))
             actions.append(WakeAt(self._round))
         return actions
 
@@ -294,3 +292,11 @@ class Scheduler:
             if isinstance(action, SuspendJob):
                 self._wait(self._states[action.job_id])
         return actions
+
+
+def _next_multiple(round_seconds: float, now: float, *, later: bool) -> float:
+    """The first beginning of a round that is not before *now*, or is *later* than it."""
+    rounds = math.ceil(now / round_seconds)
+    while rounds * round_seconds < now or (later and rounds * round_seconds == now):  # a quotient may be rounded down
+        rounds += 1
+    return rounds * round_seconds

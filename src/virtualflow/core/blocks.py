@@ -14,6 +14,7 @@ from virtualflow.core.mapping import DeviceId, Mapping
 from virtualflow.errors import MappingError
 
 BLOCK_ELEMENTS = 1 << 20  # a multiple of what the kernels of fused optimizers, and rows of squares, take at once
+_RUNS = 8  # of blocks, for each device
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,12 +51,14 @@ def place(sizes: Sequence[int], devices: int, copies: int, shares: Sequence[floa
     total = max(sum(sizes), 1)
     holders = []
     before = 0
-    for size in sizes:
-        middle = (before + size / 2) / total
+    order = _spread(sizes, devices)
+    for number in order:
+        middle = (before + sizes[number] / 2) / total
         held = [min(bisect_right(ends, middle + copy), devices - 1) for copy in range(copies)]
         holders.append(held if len(set(held)) == copies else _distinct(held, devices))
-        before += size
-    return _take_turns(holders, sizes)
+        before += sizes[number]
+    placed = zip(order, _take_turns(holders, [sizes[number] for number in order]), strict=True)
+    return [held for _, held in sorted(placed)]
 
 
 def shares(devices: Sequence[DeviceId], mapping: Mapping, memories: Sequence[int] = ()) -> list[float]:
@@ -70,6 +73,21 @@ def shares(devices: Sequence[DeviceId], mapping: Mapping, memories: Sequence[int
     if not memories or not all(memories):
         return by_speed
     return [min(speed, memory) for speed, memory in zip(by_speed, _normed(memories), strict=True)]
+
+
+def _spread(sizes: Sequence[int], devices: int) -> list[int]:
+    """The blocks in an order that brings what lies side by side to different devices.
+
+    Backward makes gradients side by side, and those who sum them up should all have something to do. It is runs of
+    blocks that are spread, some to each device: each costs a few branches of the tree of squares.
+    """
+    run = max(sum(sizes) / (_RUNS * devices), BLOCK_ELEMENTS)
+    turns = []
+    before = 0
+    for size in sizes:
+        turns.append(int((before + size / 2) / run) % devices)
+        before += size
+    return sorted(range(len(sizes)), key=lambda number: turns[number])
 
 
 def _normed(values: Sequence[float]) -> list[float]:
@@ -101,12 +119,12 @@ def _lengths(devices: int, copies: int, shares: Sequence[float] | None) -> list[
 
 def _distinct(held: list[int], devices: int) -> list[int]:
     """Where rounding has made two copies meet, the next devices instead."""
-    found: list[int] = []
+    distinct: list[int] = []
     for device in held:
-        while device in found:
+        while device in distinct:
             device = (device + 1) % devices
-        found.append(device)
-    return found
+        distinct.append(device)
+    return distinct
 
 
 def _take_turns(holders: list[list[int]], sizes: Sequence[int]) -> list[list[int]]:

@@ -1,19 +1,20 @@
 """In which order devices run their cells: a pure function of the grid, so that every worker computes the same lists.
 
-One list scheduler over a simulated clock serves any grid. On that clock the stages that a device runs in a row take as
-long as those of any other, as they do where a cut is good: a pipeline's order is then the same however it is cut. The
-lists are the order of a run in which all that a cell needs was there when it began, so they can't deadlock as long as
-sending blocks nobody.
+Pipelines that share no device have the orders of the textbook, interleaved or not; one list scheduler over a simulated
+clock serves any other grid. On that clock the stages that a device runs in a row take as long as those of any other, as
+they do where a cut is good: a pipeline's order is then the same however it is cut. The lists are the order of a run in
+which all that a cell needs was there when it began, so they can't deadlock as long as sending blocks nobody.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from virtualflow.core import interleaving
 from virtualflow.core.cells import Cells
 from virtualflow.core.mapping import DeviceId
 from virtualflow.errors import ConfigError
@@ -53,15 +54,45 @@ def check_schedule(kind: str) -> None:
 def orders(cells: Cells, kind: str, busy: Sequence[int]) -> dict[DeviceId, list[CellRun]]:
     """What each device runs, one after another, for the *busy* virtual nodes: those that have examples."""
     check_schedule(kind)
-    route = segments(cells.routes[busy[0]]) if len(busy) else []
-    if len({cells.routes[node] for node in busy}) == 1 and len({owner for owner, _ in route}) == len(route):
-        return {device: list[CellRun]() for device in cells.devices} | _pipeline_orders(route, kind, sorted(busy))
+    if (known := _textbook_orders(cells, kind, busy)) is not None:
+        return known
     times = _simulated(cells, kind, tuple(busy))
     return {device: [timed.run for timed in line] for device, line in times.items()}
 
 
+def _textbook_orders(cells: Cells, kind: str, busy: Sequence[int]) -> dict[DeviceId, list[CellRun]] | None:
+    """The orders of a grid that consists of pipelines without common devices; None if it is another one."""
+    nodes_of: dict[tuple[DeviceId, ...], list[int]] = {}
+    for node in sorted(busy):
+        nodes_of.setdefault(cells.routes[node], []).append(node)
+    found = {device: list[CellRun]() for device in cells.devices}
+    if sum(len(set(route)) for route in nodes_of) > len({device for route in nodes_of for device in route}):
+        return None
+    for route, nodes in nodes_of.items():
+        stretches = segments(route)
+        rounds = interleaving.rounds_of([owner for owner, _ in stretches])
+        if rounds == 1:
+            found |= _pipeline_orders(stretches, kind, nodes)
+        elif rounds and kind == "1f1b":
+            found |= _interleaved_orders(stretches, rounds, nodes)
+        else:
+            return None
+    return found
+
+
+def _interleaved_orders(route: Sequence[Stretch], rounds: int, busy: Sequence[int]) -> dict[DeviceId, list[CellRun]]:
+    devices, found = len(route) // rounds, {}
+    for place, (device, _) in enumerate(route[:devices]):
+        line: list[CellRun] = []
+        for goes_forward, number, node in interleaving.turns(place, devices, rounds, busy):
+            stages = route[number * devices + place][1]
+            line += [CellRun(FORWARD, stage, node) for stage in stages if goes_forward]
+            line += [CellRun(BACKWARD, stage, node) for stage in reversed(stages) if not goes_forward]
+        found[device] = line
+    return found
+
+
 def _pipeline_orders(route: Sequence[Stretch], kind: str, busy: Sequence[int]) -> dict[DeviceId, list[CellRun]]:
-    """What the scheduler finds for a plain pipeline, without the search."""
     found = {}
     for place, (device, stages) in enumerate(route):
         forwards = [[CellRun(FORWARD, stage, node) for stage in stages] for node in busy]
@@ -77,7 +108,47 @@ def _pipeline_orders(route: Sequence[Stretch], kind: str, busy: Sequence[int]) -
 def timeline(cells: Cells, kind: str) -> Timeline:
     """The same for all virtual nodes, with simulated times."""
     check_schedule(kind)
-    return _simulated(cells, kind, tuple(range(cells.virtual_nodes)))
+    every = tuple(range(cells.virtual_nodes))
+    if (known := _textbook_orders(cells, kind, every)) is not None:
+        return _timed(cells, known)
+    return _simulated(cells, kind, every)
+
+
+def _timed(cells: Cells, order: Mapping[DeviceId, Sequence[CellRun]]) -> Timeline:
+    """When each run of *order* starts and ends, each as soon as its device is free and what it needs is there."""
+    parts = {
+        (stage, node): len(stages)
+        for node, route in enumerate(cells.routes)
+        for _, stages in segments(route)
+        for stage in stages
+    }
+    times: Timeline = {device: [] for device in order}
+    ended: dict[CellRun, float] = {}
+    able = list(order)
+    waiting: dict[CellRun, DeviceId] = {}
+    while able:
+        device = able.pop()
+        line = times[device]
+        for run in order[device][len(line) :]:
+            needed = needed_by(run, cells.stages)
+            if needed is not None and needed not in ended:
+                waiting[needed] = device
+                break
+            start = max(line[-1].end if line else 0.0, ended[needed] if needed is not None else 0.0)
+            ended[run] = start + TIMES[run.direction] / parts[run.stage, run.node]
+            line.append(TimedRun(start, ended[run], run))
+            if run in waiting:
+                able.append(waiting.pop(run))
+    return times
+
+
+def needed_by(run: CellRun, stages: int) -> CellRun | None:
+    """What must be over before *run* can begin; None for the first forward of a virtual node."""
+    if run.direction == FORWARD:
+        return CellRun(FORWARD, run.stage - 1, run.node) if run.stage else None
+    if run.stage + 1 < stages:
+        return CellRun(BACKWARD, run.stage + 1, run.node)
+    return CellRun(FORWARD, run.stage, run.node)
 
 
 def bubbles(times: Timeline) -> dict[DeviceId, float]:
@@ -110,8 +181,8 @@ def segments(route: Sequence[DeviceId]) -> list[Stretch]:
 def flight_limit(routes: Iterable[list[Stretch]], device: DeviceId) -> int:
     """How many segments a device may have between forward and backward: they must cover the way to the loss and back.
 
-    In a plain pipeline that is the number of devices from here to its end. If a route passes here n times
-    (interleaved) the first pass needs Megatron's (n - 1) P + 2 (P - 1 - place) + 1.
+    In a plain pipeline that is the number of devices from here to its end. If a route passes here n times, the first
+    pass needs as much as in an interleaved one of P devices: (n - 1) P + 2 (P - 1 - place) + 1.
     """
     most = 0
     for route in routes:

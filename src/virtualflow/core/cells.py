@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from virtualflow.core.mapping import DeviceId
+from virtualflow.core.wording import counted
 from virtualflow.errors import MappingError
 
 Cell = tuple[int, int]  # a stage and a virtual node
@@ -131,7 +132,8 @@ def given_cells(rows: Sequence[Sequence[int]], stages: int, virtual_nodes: int, 
     rows = list(rows) * stages if len(rows) == 1 else list(rows)
     if len(rows) != stages or any(len(row) != virtual_nodes for row in rows):
         raise MappingError(
-            f"the mapping has {len(rows)} row(s) of {', '.join(str(len(row)) for row in rows)}, but the job has "
+            f"the mapping has {counted(len(rows), 'row')} of {', '.join(str(len(row)) for row in rows)}, but "
+            f"the job has "
             f"{stages} stages and {virtual_nodes} virtual nodes. Give a row for each stage, separated by '/', with a "
             "device index for each virtual node."
         )

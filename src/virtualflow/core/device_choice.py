@@ -47,7 +47,7 @@ def check(devices: Sequence[str], device_type: str, present: Sequence[Accelerato
         usable = [present[index] for index in candidates(f"{wanted}:0", device_type, present)]
         models = sorted({accelerator.name for accelerator in usable})
         type_name = "accelerator" if device_type == AUTO else device_type
-        what = f"device(s) of type {wanted}" if wanted != CPU else f"{type_name} device(s)"
+        what = f"devices of type {wanted}" if wanted != CPU else f"{type_name} devices"
         if count > len(usable):
             raise LaunchError(
                 f"the job needs {count} {what}, and this machine has {len(usable)}{_list(usable)}. Use at most that "

@@ -50,7 +50,7 @@ def parse_pools(text: str) -> tuple[Pool, ...]:
         if not separator or not name or not re.fullmatch(r"[0-9]+(\+[0-9]+)*", counts):
             raise ConfigError(
                 f"--devices {part.strip()!r}: expected TYPE:COUNT, such as V100:2, or P100:4+4 for two machines with "
-                "four each, with commas between types; or a number of CPU devices, from 1 on."
+                "four each, with commas between types; or a number of CPU devices, 1 or more."
             )
         machines = tuple(sorted((int(count) for count in counts.split("+")), reverse=True))
         if machines[-1] == 0:

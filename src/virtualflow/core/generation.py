@@ -40,8 +40,9 @@ class Generation:
         joining: tuple[DeviceId, ...] = (),
     ) -> Generation:
         """The generation of *devices* after this one. A worker that stays sends the state, or else one that leaves."""
-        leaving = tuple(device for device in self.devices if device not in devices)
-        staying = [device for device in self.devices if device in devices]
+        those_after = set(devices)
+        leaving = tuple(device for device in self.devices if device not in those_after)
+        staying = [device for device in self.devices if device in those_after]
         sender = (staying or self.devices)[0] if joining else None
         return Generation(number, cause, devices, owners, joining, leaving, sender)
 

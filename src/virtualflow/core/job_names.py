@@ -23,5 +23,5 @@ def job_called(text: str, names: Mapping[str, str]) -> str | None:
     begins = [job_id for job_id in names if text and job_id.startswith(text)]
     matches = begins or [job_id for job_id, name in names.items() if name == text]
     if len(matches) > 1:
-        raise AmbiguousJobError(f"{text!r} may be any of {len(matches)} jobs: {', '.join(matches[-5:])}. Use an id.")
+        raise AmbiguousJobError(f"{text!r} fits {len(matches)} jobs: {', '.join(matches[-5:])}. Use one of these ids.")
     return matches[0] if matches else None

@@ -25,6 +25,13 @@ class Mapping:
         """The virtual nodes of *device*, in the order in which it runs them."""
         return tuple(v for v, owner in enumerate(self.devices) if owner == device)
 
+    def by_device(self) -> dict[DeviceId, tuple[int, ...]]:
+        """The virtual nodes of each device."""
+        nodes: dict[DeviceId, list[int]] = {}
+        for node, owner in enumerate(self.devices):
+            nodes.setdefault(owner, []).append(node)
+        return {device: tuple(own) for device, own in nodes.items()}
+
     @property
     def virtual_nodes(self) -> int:
         return len(self.devices)
@@ -45,9 +52,10 @@ def rebalance(mapping: Mapping, devices: Sequence[DeviceId]) -> Mapping:
     """Spread *mapping* evenly over other *devices*, moving as few virtual nodes as that allows."""
     _check_every_device_gets_one(mapping.virtual_nodes, devices)
     share, larger = divmod(mapping.virtual_nodes, len(devices))
-    has = {device: list(mapping.nodes_of(device)) for device in devices}
-    # The larger shares go to those that have the most already.
-    by_load = sorted(devices, key=lambda device: (-len(has[device]), devices.index(device)))
+    before = mapping.by_device()
+    has = {device: before.get(device, ()) for device in devices}
+    # The larger shares go to those that have the most already, and among equals to the first.
+    by_load = sorted(devices, key=lambda device: -len(has[device]))
     target = {device: share + (place < larger) for place, device in enumerate(by_load)}
     owner = {node: device for device in devices for node in has[device][: target[device]]}
     homeless = (node for node in range(mapping.virtual_nodes) if node not in owner)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.mapping import DeviceId, Mapping
+from virtualflow.core.profiled_grid import GridsByProfile
 
 
 class Work(Protocol):
@@ -64,6 +65,7 @@ class JobContext:
     resume_from: Path | None = None
     mixed: bool = False  # of really different device types, whose kernels round differently
     instruments: Any = None  # around the engine of every Trainer, as train.instruments has them; None for none
+    grids: GridsByProfile | None = None  # of cells, if the job has a stage profile
     program_facts: Callable[[], dict[str, Any]] | None = None  # of the code that it runs, for the certificate
 
 

@@ -14,7 +14,10 @@ class PendingChange:
 
     generation: Generation
     _with_state: set[DeviceId] = field(default_factory=set)
-    _formed: set[DeviceId] = field(default_factory=set)
+    _unformed: set[DeviceId] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._unformed = set(self.generation.devices)
 
     def has_state(self, device: DeviceId) -> None:
         """A joiner holds the job's state."""
@@ -22,12 +25,12 @@ class PendingChange:
 
     def has_formed(self, device: DeviceId) -> None:
         """A worker is in the generation's group."""
-        self._formed.add(device)
+        self._unformed.discard(device)
 
     @property
     def is_formed(self) -> bool:
         """Whether every worker of the generation is in its group."""
-        return self._formed >= set(self.generation.devices)
+        return not self._unformed
 
     @property
     def joiners_with_state(self) -> tuple[DeviceId, ...]:

@@ -60,15 +60,15 @@ class Profile:
             or not all(0 < p.seconds < math.inf for p in self.points)
         ):
             raise ProfileError(
-                f"the profile of {self.device_type} is not one: it needs points of growing node size, each with a time"
+                f"the profile of {self.device_type} is invalid: it needs points of growing node size, each with a time"
             )
         if not 0 <= self.update_seconds < math.inf:
             raise ProfileError(
-                f"the profile of {self.device_type} is not one: its update takes {self.update_seconds} seconds"
+                f"the profile of {self.device_type} is invalid: its update takes {self.update_seconds} seconds"
             )
         if self.ended_by not in BEYOND:
             raise ProfileError(
-                f"the profile of {self.device_type} is not one: it was ended by {self.ended_by!r}, which is none of "
+                f"the profile of {self.device_type} is invalid: it was ended by {self.ended_by!r}, which is none of "
                 f"{', '.join(BEYOND)}"
             )
 

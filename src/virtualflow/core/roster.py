@@ -298,7 +298,7 @@ class Roster:
 
     def _script_ended(self, device: DeviceId) -> list[RosterAction]:
         self._ended.add(device)
-        if not self._ended >= set(self._generation.devices):
+        if len(self._ended) < len(self._generation.devices) or not self._ended.issuperset(self._generation.devices):
             return []
         if self.pending is not None and self.pending.cause == Cause.LOSS:
             return []
@@ -324,7 +324,7 @@ class Roster:
         return self._publish_loss((device,)) if takes_part else []
 
     def _publish_loss(self, lost: Sequence[DeviceId]) -> list[RosterAction]:
-        """Go on without *lost*, with all workers that hold the state."""
+        """Continue without *lost*, with all workers that hold the state."""
         with_state = self._change.joiners_with_state if self._change is not None else ()
         without = self._change.joiners_without_state if self._change is not None else ()
         survivors = tuple(d for d in (*self._generation.devices, *with_state) if d not in lost)
@@ -350,22 +350,24 @@ class Roster:
         """What brings the membership nearer to what is wanted. Nothing while a change is under way."""
         if self._change is not None or self._ended or self.mapping is None:
             return []
-        present, wanted, joiners = self._generation.devices, self._target, self._joiners
+        wanted, joiners, coming = self._target, self._joiners, self._joiners.all
         if self._stopping:
-            return joiners.dismiss(joiners.all) + self._publish_stop()
-        actions = joiners.dismiss(d for d in joiners.all if d not in wanted)
-        missing = [d for d in wanted if d not in present and d not in joiners.all]
+            return joiners.dismiss(coming) + self._publish_stop()
+        present, unwanted = set(self._generation.devices), coming.difference(wanted)
+        actions = joiners.dismiss(unwanted)
+        missing = [d for d in wanted if d not in present and d not in coming]
         if missing and self._back_off.may_start(now):
             actions += self._start(missing)
             missing = []
         if joiners.starting or missing:
-            hurry = self._notices.include_any(present) and any(d in wanted for d in present)
+            hurry = self._notices.include_any(present) and not present.isdisjoint(wanted)
             if not hurry and (not joiners.waiting or now - joiners.waiting_since < self._patience_seconds):
                 return actions  # train on until all who join are ready
             # Who is late, for want of a free device perhaps, comes later; who got a notice can't wait for that.
             wanted = tuple(d for d in wanted if d in present or d in joiners.waiting)
-        if set(wanted) != set(present):
-            stay = tuple(d for d in present if d in wanted)
+        if set(wanted) != present:
+            remain = present.intersection(wanted)
+            stay = tuple(d for d in self._generation.devices if d in remain)
             joining = tuple(d for d in wanted if d not in present)
             actions.append(PublishGeneration(self._next(Cause.RESIZE, (*stay, *joining), joining)))
         return actions

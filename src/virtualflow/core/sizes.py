@@ -7,6 +7,7 @@ import re
 
 from virtualflow.errors import ConfigError
 
+MOST = 1 << 60
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -15,11 +16,16 @@ def parse_size(text: str, what: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if match is None:
         raise ConfigError(f"{what} {text}: expected a size such as 512M or 16GB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
+    size = int(float(match[1]) * UNITS[match[2].upper()])
+    if size > MOST:
+        raise ConfigError(f"{what} {text}: that is more than any device has")
+    return size
 
 
-def size_text(size: int) -> str:
-    """Rounded up: ``14.2 GB``."""
+def size_text(size: float) -> str:
+    """Rounded up: ``14.2 GB``; infinity is ``no limit``."""
+    if math.isinf(size):
+        return "no limit"
     value, name = float(size), ""
     for name in UNITS:
         if value < 1000 or name == "T":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from virtualflow.core.profile import BEYOND, LARGEST, MEMORY
@@ -74,13 +74,13 @@ class StagedProfile:
         ]
         if not sizes or not sizes[0] or any(other != sorted(set(sizes[0])) for other in sizes) or sizes[0][0] < 1:
             raise ProfileError(
-                f"the stage profile of {self.device_type} is not one: each stage needs points of the same growing node "
+                f"the stage profile of {self.device_type} is invalid: each stage needs points of the same growing node "
                 "sizes"
             )
         if not all(0 < seconds < math.inf for seconds in times) or self.ended_by not in BEYOND:
-            raise ProfileError(f"the stage profile of {self.device_type} is not one: a time or its end is impossible")
+            raise ProfileError(f"the stage profile of {self.device_type} is invalid: a time or its end is impossible")
         if {stage for unit in self.units for stage in unit.stages} - set(range(len(self.stages))):
-            raise ProfileError(f"the stage profile of {self.device_type} is not one: a unit names a stage too many")
+            raise ProfileError(f"the stage profile of {self.device_type} is invalid: a unit names a stage too many")
 
     @property
     def node_sizes(self) -> tuple[int, ...]:
@@ -97,6 +97,22 @@ class StagedProfile:
                 f"its profile ends at {self.node_sizes[-1]}. Take more virtual nodes, or more stages."
             )
         return tuple(_point_at(points, node_size) for points in self.stages)
+
+    def scaled(self, factor: float) -> StagedProfile:
+        """The same on a device that takes *factor* times as long."""
+        stages = tuple(
+            tuple(
+                replace(
+                    point,
+                    forward_seconds=factor * point.forward_seconds,
+                    backward_seconds=factor * point.backward_seconds,
+                )
+                for point in points
+            )
+            for points in self.stages
+        )
+        units = tuple(replace(unit, update_seconds=factor * unit.update_seconds) for unit in self.units)
+        return replace(self, stages=stages, units=units)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +160,7 @@ def from_json(contents: Any, where: str) -> StagedWorkload:
                 f"{where} has version {contents['version']}; this VirtualFlow reads {STAGES_VERSION}. Make it again "
                 "with `vf profile`."
             )
-        profiles = {entry["device_type"]: _profile(entry) for entry in contents["profiles"]}
+        profiles = {entry["device_type"]: profile_of(entry) for entry in contents["profiles"]}
         given = contents["link"]
         link = Link(given["latency_seconds"], given["bytes_per_second"] or math.inf)
         return StagedWorkload(str(contents["workload"]), profiles, link)
@@ -173,7 +189,8 @@ def merged(workloads: Sequence[StagedWorkload]) -> StagedWorkload:
     return StagedWorkload(workloads[-1].name, profiles, link)
 
 
-def _profile(entry: Mapping[str, Any]) -> StagedProfile:
+def profile_of(entry: Mapping[str, Any]) -> StagedProfile:
+    """The profile whose fields are *entry*."""
     stages = tuple(tuple(StagePoint(**point) for point in points) for points in entry["stages"])
     units = tuple(UnitFigures(**{**unit, "stages": tuple(unit["stages"])}) for unit in entry["units"])
     return StagedProfile(**{**entry, "stages": stages, "units": units})

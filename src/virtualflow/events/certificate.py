@@ -139,8 +139,13 @@ def _differing_code(one: dict[str, Any], other: dict[str, Any]) -> Iterator[str]
         return
     names = _differing_names(one.get("sources") or {}, other.get("sources") or {})
     where = f", in {', '.join(names[:SHOWN])}{' and others' if names[SHOWN:] else ''}" if names else ""
-    commits = [f"{facts.get('code')} of {facts.get('commit') or 'no commit'}" for facts in (one, other)]
-    yield f"code: {' and '.join(commits)}{where}"
+    versions = [_version(facts) for facts in (one, other)]
+    yield f"the code: {' and '.join(versions)}{where}"
+
+
+def _version(facts: dict[str, Any]) -> str:
+    """A run's code, as its digest and the commit of its script."""
+    return f"{facts.get('code')} ({f'commit {commit}' if (commit := facts.get('commit')) else 'not in git'})"
 
 
 def _differing_files(one: dict[str, Any], other: dict[str, Any]) -> Iterator[str]:

@@ -76,6 +76,8 @@ class Balancing:
         self.overran_waves += report.overran
         if self._balancer is None or mapping is None or roster.pending is not None:
             return None
+        if not report.seconds:  # of a model in stages: its grid follows the devices' number alone
+            return None
         if report.generation != roster.generation.number:
             self._balancer.forget()
             return None

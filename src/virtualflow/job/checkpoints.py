@@ -46,7 +46,7 @@ def whole(folder: JobFolder, checkpoint: Path | None, warn: Callable[[str], None
         path = None
     start = path or folder.began_from()
     for error, kept in damaged:
-        warn(f"{error} It is kept as {kept.name}. The job goes on from {name_of(start)}.")
+        warn(f"{error} It is kept as {kept.name}. The job continues from {name_of(start)}.")
     return start
 
 

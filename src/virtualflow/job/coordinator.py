@@ -35,6 +35,7 @@ from virtualflow.job.job_requests import JobRequests
 from virtualflow.job.listener import Listener
 from virtualflow.job.outcome import Ending, JobOutcome, signal_name
 from virtualflow.job.output import Sink
+from virtualflow.job.post_office import PostOffice
 from virtualflow.job.spec import CHANGED, EXIT, NO_MAPPING, Failure
 from virtualflow.job.starting import RETRY_SECONDS, Starting
 from virtualflow.job.status import JobStatus, status_of
@@ -89,6 +90,7 @@ class Coordinator:
             replace_lost=job.replace_lost,
             patience_seconds=job.patience_seconds,
         )
+        self._post_office = PostOffice(self.roster.group, self._crew.send)
         self.balancing = Balancing(job, self.roster, speeds, self._print)
         self._starting = Starting(
             job, folder, self._running_program, self._crew, self.roster, self.balancing, resume_from
@@ -148,15 +150,15 @@ class Coordinator:
         )
 
     def move(self, devices: Sequence[str]) -> None:
-        """Go on with just these devices."""
+        """Continue with exactly these devices."""
         self._requests.move(devices)
 
     def resize(self, count: int) -> None:
-        """Go on with *count* devices: the present ones first, then new ones."""
+        """Continue with *count* devices: the present ones first, then new ones."""
         self._requests.resize(count)
 
     def stop(self, *, checkpoint: bool) -> None:
-        """End the job, with a checkpoint to go on from if one is wanted."""
+        """End the job, with a checkpoint to continue from if one is wanted."""
         self._requests.stop(checkpoint=checkpoint)
 
     @property
@@ -201,7 +203,7 @@ class Coordinator:
             self._handle(on.StartPostponed(device, time.monotonic() + RETRY_SECONDS))
 
     def _admit(self, wire: Wire[FromWorker], host: str, pid: int) -> None:
-        """Let a worker in that another launcher has started."""
+        """Accept a worker that another launcher has started."""
         self._starting.check_files()
         device = self._crew.new_guest_name(host)
         self._handle(on.WorkerOffered(device))  # may refuse, before anything is known of the worker here
@@ -247,8 +249,8 @@ class Coordinator:
             case messages.ExchangeWorker():
                 if why_not := self._exchange.plan(message, self.roster, typed=self.balancing.typed):
                     self._print(why_not)
-            case messages.GroupPost():
-                self._pass_on(device, message)
+            case messages.GroupPost() | messages.GroupLetters():
+                self._post_office.take(device, message)
             case messages.EarlyResult():
                 self._starting.keep(message)
             case messages.WorkerFailed(failure):
@@ -298,7 +300,7 @@ class Coordinator:
                 self._crew.kill(device)
 
     def _refuse(self, worker: Worker, reason: str) -> None:
-        """A worker can't join. That ends it alone: the others go on."""
+        """A worker can't join. Only that worker ends: the others continue."""
         self._print(f"device {worker.device} can't join: {reason.strip()}")
         self._handle(on.DeviceWithdrawn(worker.device))
 
@@ -312,13 +314,6 @@ class Coordinator:
                 self._handle(event)
         except MappingError as error:
             self._ending.fail(NO_MAPPING, f"{error}\n")
-
-    def _pass_on(self, device: str, post: messages.GroupPost) -> None:
-        """Forward it to the other workers of a group that forms. Only members may send to a group."""
-        members = self.roster.group(post.group)
-        for other in members if device in members else ():
-            if other != device:
-                self._crew.send(other, post)
 
     def _end_if_changed(self, device: str, conflict: str | None) -> None:
         if conflict is not None:
@@ -350,7 +345,7 @@ class Coordinator:
                         _log.warning("device %s is ended: %s", device, why)
                     self._crew.kill(device)
                 case PublishGeneration(generation):
-                    self._crew.send_to_all(messages.NewGeneration(generation))
+                    self._crew.send(self._crew.workers, messages.NewGeneration(generation))
                 case ReleaseWorker(device):
                     self._crew.release(device)
                 case FinishJob():
@@ -361,7 +356,7 @@ class Coordinator:
                     assert_never(action)
 
     def _finish(self) -> None:
-        self._crew.send_to_all(messages.AllFinished())
+        self._crew.send(self._crew.workers, messages.AllFinished())
         self._ending.is_stopping = False  # even if a stop was requested: the script has ended by itself
         if self._exchange.is_planned:
             self._print(exchange.CAME_TOO_LATE)
@@ -380,6 +375,7 @@ class Coordinator:
 
     def _pump(self, timeout_seconds: float) -> None:
         self._crew.pump(timeout_seconds)
+        self._post_office.deliver()
         self._on_tick()
 
     def _end_workers(self) -> None:

@@ -17,6 +17,7 @@ from virtualflow.core.generation import Cause, Generation
 from virtualflow.errors import CoordinatorLostError, MessageError
 from virtualflow.job import wire_messages as messages
 from virtualflow.job.group_posts import PostBox
+from virtualflow.job.post_office import unpacked
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.wire import Wire
 from virtualflow.job.wire_messages import Heartbeat, Message, ToWorker
@@ -44,7 +45,7 @@ class CoordinatorLine:
         self.is_released = False
         self.all_finished = False
         self.is_lost = False  # the coordinator is gone
-        self.posts = PostBox(lambda group, key, value: self.send(messages.GroupPost(group, key, value)))
+        self.posts = PostBox(self.send)
 
     def open(self) -> None:
         """Keep what comes, from now on."""
@@ -87,8 +88,8 @@ class CoordinatorLine:
                     self.newest_loss = new.number
                     self._on_loss()
                     self.posts.wake()
-            case messages.GroupPost(group, key, value):
-                self.posts.add(group, key, value)
+            case messages.GroupPosts(group):
+                self.posts.add(group, unpacked(message))
             case messages.EarlyResult():
                 self.early_results.append(message.value)
             case messages.Released():

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from virtualflow.errors import MessageError
 from virtualflow.job.backend import Backend, Exit, Place
+from virtualflow.job.json_lines import encoded
 from virtualflow.job.spec import Failure, WorkerSpec
 from virtualflow.job.wire import Wire
 from virtualflow.job.wire_messages import FROM_WORKER, FromWorker, Heartbeat, Message, Released
@@ -120,14 +121,12 @@ class Crew:
         self._add(worker)
         return worker
 
-    def send_to_all(self, message: Message) -> None:
-        for worker in self.workers.values():
-            worker.wire.send(message)
-
-    def send(self, device: str, message: Message) -> None:
-        """Send a message to the worker of *device*, if there is one."""
-        if device in self.workers:
-            self.workers[device].wire.send(message)
+    def send(self, devices: Iterable[str], message: Message) -> None:
+        """Send a message to those of the workers of *devices* that are there."""
+        line = encoded(message)  # once, however many get it
+        for device in devices:
+            if device in self.workers:
+                self.workers[device].wire.send_line(line)
 
     def beat(self, seconds: float) -> None:
         """Send a heartbeat to all workers, if the last one was so long ago; send what is waiting."""
@@ -143,7 +142,7 @@ class Crew:
         """Let a worker end by itself: it takes no further part."""
         if device in self.workers:
             self.workers[device].leaving = True
-            self.send(device, Released())
+            self.send((device,), Released())
 
     def kill(self, device: str) -> None:
         if device in self.workers:

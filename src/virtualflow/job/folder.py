@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -120,6 +121,13 @@ class JobFolder:
         self.write_launched()
         taken.write(self.snapshot)
         return taken.program
+
+    def create_like(self, other: JobFolder, spec: JobSpec) -> None:
+        """Make the folder, with the snapshot of another job."""
+        self.make(exist_ok=False)
+        write_json(self._spec, asdict(spec))
+        self.write_launched()
+        shutil.copytree(other.snapshot, self.snapshot)
 
     def make(self, *, exist_ok: bool = True) -> None:
         """Readable for its owner only, with a free lock in it: if the lock is missing later, it was removed."""

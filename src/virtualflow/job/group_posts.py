@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-Post = Callable[[str, str, bytes], object]  # a group's name, a key and a value, to the other workers of that group
+from virtualflow.job.wire_messages import GroupLetters, GroupPost
 
 
 class PostBox:
@@ -18,16 +18,28 @@ class PostBox:
     A post may come before this worker waits for it.
     """
 
-    def __init__(self, post: Post) -> None:
-        self.post = post
+    def __init__(self, send: Callable[[GroupPost | GroupLetters], object]) -> None:
+        """*send* takes what is for the other workers of a group."""
+        self._send = send
         self._values: dict[str, dict[str, bytes]] = defaultdict(dict)  # by the group's name, and by key
+        self._ended: set[str] = set()  # groups
         self._news = threading.Condition(threading.RLock())
 
-    def add(self, group: str, key: str, value: bytes) -> None:
-        """A worker of *group* has posted a value."""
+    def post(self, group: str, key: str, value: bytes) -> None:
+        """Have all workers of *group* know a value, this one included."""
+        self.add(group, [(key, value)])
+        self._send(GroupPost(group, key, value))
+
+    def post_each(self, group: str, key: str, values: Sequence[bytes]) -> None:
+        """Have each other worker of *group* know another value: *values* go by rank."""
+        self._send(GroupLetters(group, key, tuple(values)))
+
+    def add(self, group: str, posts: Iterable[tuple[str, bytes]]) -> None:
+        """Workers of *group* have posted values."""
         with self._news:
-            self._values[group][key] = value
-            self._news.notify_all()
+            if group not in self._ended:
+                self._values[group].update(posts)
+                self._news.notify_all()
 
     def wake(self) -> None:
         """Have those who wait look again whether they still should."""
@@ -38,6 +50,7 @@ class PostBox:
         """Drop the posts of *group*: no worker waits for them any more."""
         with self._news:
             self._values.pop(group, None)
+            self._ended.add(group)
 
     def has(self, group: str, keys: Sequence[str]) -> bool:
         with self._news:
@@ -65,9 +78,7 @@ class LineStore(Store):
         self._broken = broken
 
     def set(self, key: str, value: bytes | str) -> None:
-        data = value.encode() if isinstance(value, str) else bytes(value)
-        self._posts.add(self._group, key, data)
-        self._posts.post(self._group, key, data)
+        self._posts.post(self._group, key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
         return self._posts.wait(self._group, [key], self._patience_seconds, self._broken)[0]

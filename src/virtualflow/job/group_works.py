@@ -19,7 +19,7 @@ GLOO_THREAD, GLOO_THREADS = "pt_gloo_runloop", 2  # what torch calls those that 
 
 
 class TorchWork:
-    """A collective under way, which fails with an error of ours."""
+    """A collective under way, which fails with an error of ours. Once it has ended it holds no tensors."""
 
     def __init__(self, work: Any, is_left: Callable[[], bool] | None = None) -> None:
         """*is_left* says whether all connections of its group are closed; gloo's alone can be asked."""
@@ -33,7 +33,7 @@ class TorchWork:
         return self._is_left is not None
 
     def is_done(self) -> bool:
-        return bool(self._work.is_completed())
+        return self._work is None or bool(self._work.is_completed())
 
     def wait(self) -> None:
         """Wait for it. Raises PeerLostError if it fails, or can't end any more.
@@ -41,6 +41,8 @@ class TorchWork:
         Gloo wakes nobody who waits for a send that was under way when its connection broke. Such a wait would last for
         the whole patience: it is given up once nothing can touch a buffer any more.
         """
+        if self._work is None:
+            return
         try:
             if self._is_left is None:
                 self._work.wait()
@@ -52,6 +54,8 @@ class TorchWork:
                 f"a worker of this job went away or is late: {str(error).splitlines()[0]}. If it was only slow, raise "
                 "`vf run --patience`."
             ) from None
+        if self._work.is_completed():  # those on a device go on after the wait
+            self._work = None
 
     def leave(self) -> None:
         """Wait until it can't touch a buffer any more, in a group whose connections were cut."""
@@ -102,9 +106,8 @@ class MessageWork(TorchWork):
 
     def __init__(self, work: Any, tensor: Tensor, copy: Tensor, *, arrives: bool) -> None:
         super().__init__(work)
-        self._tensor, self._copy = tensor, copy
+        self._held = [tensor, copy]
         self._is_sent = not arrives
-        self._arrives = arrives and copy is not tensor
         self._is_over = False
 
     def is_done(self) -> bool:
@@ -115,8 +118,10 @@ class MessageWork(TorchWork):
             return
         self._is_over = True
         super().wait()
-        if self._arrives:
-            self._tensor.copy_(self._copy)
+        tensor, copy = self._held
+        if copy is not tensor and not self._is_sent:
+            tensor.copy_(copy)
+        self._held.clear()
 
     def leave(self) -> None:
         if self._is_sent:  # what is sent is only read

@@ -11,6 +11,7 @@ from typing import Any
 from virtualflow.core.cells import Cells
 from virtualflow.core.job_view import Progress
 from virtualflow.core.step_times import StepTimes
+from virtualflow.core.wording import counted
 from virtualflow.events import (
     Evaluated,
     EventReader,
@@ -86,7 +87,7 @@ class Watch:
             self.changes.append(event)
             pause_ms = {part: ms for part, ms in event.pause_ms.items() if math.isfinite(ms)}
             self.pauses_ms.append(sum(pause_ms.values()))
-            text = f"{event.cause}: {len(event.devices)} device(s), {' '.join(event.devices)}"
+            text = f"{event.cause}: {counted(len(event.devices), 'device')}, {' '.join(event.devices)}"
             self._note_text(time, event.step, text, pause_ms)
         elif isinstance(event, Evaluated):
             self._note_metric(time, event.step, event.name, event.value)

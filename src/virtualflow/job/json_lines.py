@@ -30,7 +30,7 @@ def decoded(decoder: Decoder[Value], text: bytes) -> Value:
     try:
         return _decoded(decoder, text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MessageError(f"no message of ours: {visible(str(error))[:LONGEST_REASON]}") from error
+        raise MessageError(f"not a message of VirtualFlow: {visible(str(error))[:LONGEST_REASON]}") from error
 
 
 def _decoded(decoder: Decoder[Value], text: bytes) -> Value:

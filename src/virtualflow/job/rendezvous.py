@@ -1,19 +1,20 @@
 """How workers find each other: a process group for each generation, formed over their lines to the coordinator.
 
-Only the group's own sockets listen, for as long as it lasts. Gloo accepts every connection, so each worker
-posts to the others, over the coordinator, between which addresses its connections are, and a group with any other
-connection is left before anything is sent over it.
+Only the group's own sockets listen, for as long as it lasts. Gloo accepts every connection, so each worker posts
+where it listens, and tells each other one, over the coordinator, from which addresses it has connected to it. A group
+with any other connection is left before anything is sent over it.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Self
 
 import torch
+from msgspec import Struct
+from msgspec.json import Decoder
 from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
@@ -23,6 +24,7 @@ from virtualflow.errors import PeerLostError
 from virtualflow.job.device_collectives import LIBRARIES, DeviceCollectives
 from virtualflow.job.group_posts import LineStore, PostBox
 from virtualflow.job.group_works import GLOO_THREADS, MessageWork, StagedWork, TorchWork
+from virtualflow.job.json_lines import decoded, encoded
 from virtualflow.job.open_sockets import (
     Opened,
     connected_sockets,
@@ -32,6 +34,20 @@ from virtualflow.job.open_sockets import (
     listening_addresses,
     shut_down,
 )
+
+Address = tuple[str, int]  # where a socket listens, or comes from
+
+
+class _Worker(Struct, frozen=True):
+    """What each worker of a group posts of itself."""
+
+    device_type: str
+    listens: tuple[Address, ...]
+
+
+_listening = threading.Lock()  # groups may form in several threads of a process, and each has a listener of its own
+_WORKERS: Decoder[_Worker] = Decoder(_Worker)
+_ADDRESSES: Decoder[list[Address]] = Decoder(list[Address])
 
 
 class TorchGroup:
@@ -67,18 +83,20 @@ class TorchGroup:
         """Find the others by way of *posts*; listen for them at *address* alone."""
         self._patience = timedelta(seconds=patience_seconds)
         self._store = LineStore(self._name, posts, patience_seconds, lambda: self._cut)
-        others_listening = listening_addresses()
         try:
             faults.reach("form group")
             options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
             options._timeout = self._patience
-            here = listening_addresses() - others_listening
+            with _listening:
+                others_listening = listening_addresses()
+                options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
+                here = listening_addresses() - others_listening
+            self._store.set(f"worker/{self.rank}", encoded(_Worker(self._device_type, tuple(here))))
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
             faults.reach("compare connections")
-            self._sockets = self._checked_connections(connected_sockets() - self._before, here)
-            self._store.set(f"device/{self.rank}", self._device_type)
-            self.device_types = {self._store.get(f"device/{rank}").decode() for rank in range(self.size)}
+            workers = [decoded(_WORKERS, self._store.get(f"worker/{rank}")) for rank in range(self.size)]
+            self._sockets = self._checked_connections(posts, connected_sockets() - self._before, workers)
+            self.device_types = {worker.device_type for worker in workers}
             if len(self.device_types) == 1 and self._device_type in LIBRARIES:
                 self._connect_devices(patience_seconds)
         except RuntimeError as error:
@@ -96,21 +114,30 @@ class TorchGroup:
         if self._cut:
             raise RuntimeError("a worker was lost meanwhile")
 
-    def _checked_connections(self, connected: set[Opened], here: set[tuple[str, int]]) -> set[Opened]:
-        """Those of the *connected* sockets that are the group's, which listens *here*.
+    def _checked_connections(self, posts: PostBox, connected: set[Opened], workers: Sequence[_Worker]) -> set[Opened]:
+        """Those of the *connected* sockets that are the group's.
 
-        Raises RuntimeError unless each connection is with a worker of the group, which has posted it itself.
+        Raises RuntimeError unless each connection that came here is of a worker of the group, which says so itself.
         """
         mine = {ends: opened for opened in connected if (ends := endpoints(opened[0])) is not None}
-        self._store.set(f"connections/{self.rank}", json.dumps(sorted(mine)))
+        here = set(workers[self.rank].listens)
         others = [rank for rank in range(self.size) if rank != self.rank]
-        posted = [json.loads(self._store.get(f"connections/{rank}")) for rank in others]
-        theirs = [{(peer, port, host, own) for host, own, peer, port in ends} for ends in posted]
-        known = set().union(*theirs)
-        accepted = {ends for ends in mine if ends[:2] in here}
-        if accepted - known or not all(mine.keys() & ends for ends in theirs):
+        listening = {address: rank for rank in others for address in workers[rank].listens}
+        made = {ends: listening[ends[2:]] for ends in mine if ends[2:] in listening}
+        told: list[list[Address]] = [[] for _ in workers]
+        for ends, rank in made.items():
+            told[rank].append(ends[:2])
+        posts.post_each(self._name, f"connections/{self.rank}", [encoded(addresses) for addresses in told])
+        came: dict[int, set[Address]] = {}  # from where each has connected to this one
+        for rank in others:
+            addresses = decoded(_ADDRESSES, self._store.get(f"connections/{rank}"))
+            came[rank] = set(addresses)
+        accepted = {ends[2:]: ends for ends in mine if ends[:2] in here}
+        unknown = accepted.keys() - set().union(*came.values())
+        reached = {*made.values(), *(rank for rank in others if not came[rank].isdisjoint(accepted))}
+        if unknown or reached != set(others):
             raise RuntimeError("another process has connected in a worker's place")
-        return {opened for ends, opened in mine.items() if ends in known}  # none that the script has opened meanwhile
+        return {mine[ends] for ends in (*made, *accepted.values())}  # none that the script has opened meanwhile
 
     def sum(self, tensor: Tensor) -> TorchWork:
         return self._all_reduce(tensor, dist.ReduceOp.SUM)

@@ -30,7 +30,11 @@ class WorkerSpec:
     @property
     def instruments(self) -> dict[str, Any]:
         """What is put around its engine: see train.instruments."""
-        return {"emulated": self.description.emulated.get(self.device), "measurement": self.description.profiling}
+        return {
+            "emulated": self.description.emulated.get(self.device),
+            "measurement": self.description.profiling,
+            "replay": self.description.replay,
+        }
 
     def elsewhere(self, address: str, *, sees_one: bool = False) -> WorkerSpec:
         """The same for a worker on another machine."""

@@ -78,12 +78,11 @@ class Starting:
     def keep(self, result: EarlyResult) -> None:
         """Keep the result of an early call for later joiners, and send it to those that are starting."""
         if self._early_calls.add(result):
-            for device in self._roster.starting:
-                self._crew.send(device, result)
+            self._crew.send(self._roster.starting, result)
 
     def _send_early_results(self, device: str) -> None:
         for result in self._early_calls.results:
-            self._crew.send(device, result)
+            self._crew.send((device,), result)
 
     def _spec(self, device: str, address: str, *, joins: bool) -> WorkerSpec:
         job = self._job

@@ -73,10 +73,10 @@ def status_of(
     lost = roster.pending if roster.pending is not None and roster.pending.cause == Cause.LOSS else None
     current = lost or roster.generation
     nodes = Mapping(lost.owners) if lost is not None and lost.owners is not None else roster.mapping
+    owned = nodes.by_device() if nodes is not None else {}
     workers = [
-        WorkerStatus(device, place.machine, place.pid, nodes.nodes_of(device) if nodes is not None else ())
-        for device, place in sorted(places.items())
-        if device in current.devices
+        WorkerStatus(device, places[device].machine, places[device].pid, owned.get(device, ()))
+        for device in sorted(places.keys() & set(current.devices))
     ]
     return JobStatus(
         state=ending.state or _state_of(roster),

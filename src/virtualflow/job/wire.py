@@ -56,7 +56,11 @@ class Wire(Generic[Incoming]):
 
     def send(self, message: Message) -> bool:
         """Send a message; return whether the other end was still there to read it."""
-        return self._send(encoded(message) + b"\n")
+        return self.send_line(encoded(message))
+
+    def send_line(self, line: bytes) -> bool:
+        """The same for a message that is encoded already, as one for many others is."""
+        return self._send(line + b"\n")
 
     def beat(self) -> None:
         """Show that this end is there."""
@@ -115,7 +119,7 @@ class Wire(Generic[Incoming]):
             return None
         *lines, self._received = (self._received + data).split(b"\n")
         if (longest := max(map(len, (self._received, *lines)))) > self._max_bytes:
-            raise MessageError(f"a message of {longest} bytes or more: at most {self._max_bytes} may come here")
+            raise MessageError(f"a message of {longest} bytes or more: the limit here is {self._max_bytes}")
         return [decoded(self._decoder, line) if line else Heartbeat() for line in lines]
 
     def cut(self) -> None:

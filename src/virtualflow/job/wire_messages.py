@@ -31,11 +31,28 @@ class Heartbeat(Message, frozen=True):
 
 
 class GroupPost(Message, frozen=True):
-    """A worker has something for the others of a group that forms."""
+    """A worker has something for all others of a group that forms."""
 
     group: str
     key: str
     value: bytes
+
+
+class GroupLetters(Message, frozen=True):
+    """A worker has something else for each worker of a group that forms; *values* go by rank."""
+
+    group: str
+    key: str
+    values: tuple[bytes, ...]
+
+
+class GroupPosts(Message, frozen=True):
+    """What workers of a group that forms have for the one who gets this; see ``post_office``."""
+
+    group: str
+    keys: tuple[str, ...]
+    sizes: tuple[int, ...]  # of the values, in bytes
+    data: bytes  # the values, one after another, compressed
 
 
 class EarlyResult(Message, frozen=True):
@@ -232,6 +249,7 @@ class StatusReport(Message, frozen=True):
 
 FromWorker = (
     GroupPost
+    | GroupLetters
     | EarlyResult
     | TrainerMade
     | FirstLoopLeft
@@ -251,7 +269,7 @@ FromWorker = (
     | ShrinkJob
     | ExchangeWorker
 )
-ToWorker = GroupPost | EarlyResult | NewGeneration | Released | AllFinished
+ToWorker = GroupPosts | EarlyResult | NewGeneration | Released | AllFinished
 JobRequest = GetStatus | ResizeJob | MoveJob | StopJob
 
 FROM_WORKER: Decoder[FromWorker] = Decoder(FromWorker)

@@ -41,6 +41,7 @@ from virtualflow.program.file_reads import ChangedFile, Reading
 from virtualflow.program.manifest import Program
 from virtualflow.program.overlay import Overlay
 from virtualflow.program.runner import run_script
+from virtualflow.solver.profiled_grids import profiled_grids
 from virtualflow.system import device_locks
 from virtualflow.system.hash_seed import hash_seed_here
 from virtualflow.system.usage import CpuMeter, resident_bytes
@@ -75,7 +76,7 @@ def run(spec: WorkerSpec, control: int) -> int:
         reading.start()
         try:
             code = run_script(overlay, spec.description.script, spec.description.arguments)
-        except instruments.MeasurementDone:
+        except instruments.ScriptDone:
             code = 0
         if os.getpid() != process:
             return code  # a process that the script has forked, and that has come to the script's end
@@ -151,7 +152,8 @@ def _enter(spec: WorkerSpec, wire: Wire[ToWorker], facts: Callable[[], dict[str,
         device_type,
         Path(spec.resume_from) if spec.resume_from else None,
         spec.mixed,
-        instruments.chosen(spec.instruments),
+        instruments.chosen(spec.instruments, Path(spec.job_folder)),
+        profiled_grids(described),
         facts,
     )
     return Member(spec, job, wire)

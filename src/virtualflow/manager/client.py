@@ -144,7 +144,7 @@ class Client:
         if answer.status == 401:
             raise ManagerError(f"the manager at {self.address} has another token than this one")
         if answer.status in (404, 405) and _detail(text) in ("Not Found", "Method Not Allowed"):
-            raise ManagerError(f"the manager at {self.address} knows nothing of {path}")
+            raise ManagerError(f"the manager at {self.address} has no {path}; it may be of another version")
         if answer.status >= 400:
             raise ManagerError(_detail(text) or f"the manager refused: {answer.status} {answer.reason}")
         try:

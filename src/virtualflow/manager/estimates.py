@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from virtualflow.cluster.throughput.learnt import StepModel
 from virtualflow.core.job_view import DeviceUse
@@ -12,6 +13,29 @@ from virtualflow.manager.record import Record
 
 UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
 SCALE = 1.1  # an estimate that changes by less is not worth a decision
+TURN_SECONDS = 5.0  # between two looks at how long a job will take
+TURNS, PART = 16, 32  # how many such looks a tick has time for: so many, or that part of the jobs if it is more
+
+
+class EstimateTurns:
+    """Whose estimate is looked at when: of jobs that began together, not all in one tick.
+
+    Each look may lead to a decision of the scheduler.
+    """
+
+    def __init__(self) -> None:
+        self._looked_at: dict[str, float] = {}
+
+    def take(self, job_ids: Sequence[str], now: float) -> list[str]:
+        """Those of *job_ids* that have waited the longest, if that is long enough. Their turn is over with that."""
+        due = [job_id for job_id in job_ids if now - self._looked_at.get(job_id, -math.inf) >= TURN_SECONDS]
+        due.sort(key=lambda job_id: self._looked_at.get(job_id, -math.inf))
+        taken = due[: max(TURNS, len(job_ids) // PART)]
+        self._looked_at |= dict.fromkeys(taken, now)
+        return taken
+
+    def forget(self, job_id: str) -> None:
+        self._looked_at.pop(job_id, None)
 
 
 def expected_seconds(record: Record) -> float:

@@ -72,6 +72,8 @@ class JobSpeeds:
             return None
         examples = self._watch(record.id).examples
         try:
+            if profile_files.are_staged(folder):
+                return None  # they tell which grid is best, not how fast a job is on types and numbers of devices
             workload = profile_files.read_all(folder)
             return from_profile(
                 workload, examples // record.terms.virtual_nodes if examples and record.terms.virtual_nodes else None

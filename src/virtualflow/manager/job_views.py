@@ -6,6 +6,7 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.core.job_state import JobState
 from virtualflow.core.job_view import JobView, Progress
+from virtualflow.core.wording import counted
 from virtualflow.job.status import with_cells
 from virtualflow.manager import deadlines, dependencies, lifecycle
 from virtualflow.manager.manager import Manager
@@ -88,19 +89,26 @@ def reason(manager: Manager, record: Record, place: int | None) -> str:
             return after
         return _why_waiting(manager, record, place)
     if record.state == JobState.RUNNING and (lacks := record.max_devices - len(record.devices)) > 0:
-        return f"{lacks} more device(s) would be of use, but others have a claim to them"
+        return f"it could use {counted(lacks, 'more device')}, which the policy gives to other jobs"
     return ""
+
+
+def _ahead(place: int | None) -> str:
+    """What is before a job at *place* in the queue, as the beginning of a sentence."""
+    if not place:
+        return ""
+    return f"{counted(place, 'job')} {'is' if place == 1 else 'are'} ahead of it, and "
 
 
 def _why_without_room(snapshot: Snapshot, job: Job, place: int | None) -> str:
     """Why a job does not run that only some types, or several devices, have the memory for."""
-    ahead = f"{place} job(s) are ahead of it, and " if place else ""
+    ahead = _ahead(place)
     types = snapshot.types_for(job)
-    there, free = (sum(counts.get(name, 0) for name in types) for counts in (snapshot.capacity, snapshot.free))
-    what = f"it needs {job.min} device(s) of {' or '.join(types)} for its memory"
-    if there < job.min:
-        return f"{what}, and {there} of them can be used now"
-    return f"{ahead}{what}; {free} of {there} are free"
+    usable, free = (sum(counts.get(name, 0) for name in types) for counts in (snapshot.capacity, snapshot.free))
+    what = f"it needs {counted(job.min, 'device')} of {' or '.join(types)} for its memory"
+    if usable < job.min:
+        return f"{what}, and {usable} of them can be used now"
+    return f"{ahead}{what}; {free} of {usable} are free"
 
 
 def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
@@ -120,11 +128,11 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
     if state is not None and state.job.types is not None:
         return _why_without_room(snapshot, state.job, place)
     if state is not None and not snapshot.within_reach(state.job):
-        return f"the cluster has {snapshot.devices} device(s) now, and it needs at least {state.job.min}"
+        return f"the cluster has {counted(snapshot.devices, 'device')} now, and it needs at least {state.job.min}"
     if manager.policy.round_seconds is not None and snapshot.idle:
         return f"it may start at the next round; rounds take {manager.policy.round_seconds:.0f} s"
-    ahead = f"{place} job(s) are ahead of it, and " if place else ""
+    ahead = _ahead(place)
     if snapshot.idle:
         needed = record.terms.min if record.terms.min > snapshot.idle else record.max_devices
-        return f"{ahead}only {snapshot.idle} device(s) are free, which is not enough for its {needed}"
-    return f"{ahead}all {snapshot.devices} device(s) are in use, and the policy takes none away for it"
+        return f"{ahead}it needs {counted(needed, 'device')}, and only {snapshot.idle} can be used now"
+    return f"{ahead}all devices ({snapshot.devices}) are in use, and the policy takes none away for it"

@@ -193,7 +193,7 @@ def _ended(record: Record, end: Ended) -> Step:
     if record.wish == Wish.CANCEL or (end.how == HowEnded.STOPPED and record.wish is None):
         return _over(record, JobState.CANCELLED, end.now), ON_END
     if end.how == HowEnded.UNCLEAR:  # perhaps it was done
-        trouble = f"{text}. `vf resume {record.id}` lets it go on from its last checkpoint"
+        trouble = f"{text}. `vf resume {record.id}` continues it from its last checkpoint"
         undecided = replace(_without_devices(record), trouble=trouble)
         return _at_rest(undecided, JobState.PAUSED, end.now), (*REST, Effect.LEAVE_SCHEDULER)
     if beyond_help:

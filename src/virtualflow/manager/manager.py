@@ -2,7 +2,7 @@
 
 The scheduler's actions are written down as what each job *should* have. ``tick`` compares that with what it *has*, as
 its folder shows, and does what leads from one to the other: launch, move, stop. How a record changes is decided by
-``lifecycle``. Nothing else is remembered between two ticks, so that a manager that was killed goes on where another one
+``lifecycle``. Nothing else is remembered between two ticks, so that a manager continues where one that was killed has
 stopped, and jobs that run meanwhile are left alone.
 """
 
@@ -28,6 +28,7 @@ from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.core.job_state import JobState
 from virtualflow.core.job_terms import JobTerms
+from virtualflow.core.wording import counted
 from virtualflow.errors import (
     ManagerError,
     RecordsError,
@@ -131,14 +132,12 @@ class Manager:
     def cap(self, job_id: str, devices: int | None) -> None:
         """Limit the devices that a job may have; None lifts the limit."""
         if devices is not None and not 1 <= devices <= self.devices:
-            raise ManagerError(f"a job can have 1 to {self.devices} device(s) here, not {devices}")
+            raise ManagerError(f"a job can have at most {counted(self.devices, 'device')} here, not {devices}")
         with self.lock:
             record = self.records.unfinished(job_id)
             held = self.scheduler.held(self._job(record))
             if devices is not None and held is not None and held.types is not None and devices < held.min:
-                raise ManagerError(
-                    f"job {record.id} has no room on fewer than {held.min} device(s) here, for its memory"
-                )
+                raise ManagerError(f"job {record.id} needs at least {counted(held.min, 'device')} here, for its memory")
             self.reconciler.learn(record.id, cap=devices)
 
     def pause(self, job_id: str) -> None:
@@ -147,7 +146,7 @@ class Manager:
             self.reconciler.change(self.records.unfinished(job_id).id, lifecycle.PauseRequested(self.clock()))
 
     def resume(self, job_id: str, from_checkpoint: str | None = None) -> None:
-        """Let a paused job go on: from its last checkpoint, or from the file or the step of its own that is given."""
+        """Continue a paused job: from its last checkpoint, or from the file or the step of its own that is given."""
         chosen = None
         if from_checkpoint is not None:
             with self.lock:
@@ -196,7 +195,7 @@ class Manager:
             try:
                 record = orphans.adopted(folder, self.clock())
             except OSError as error:
-                raise ManagerError(f"what is left of job {job_id} is not enough to go on: {error}") from error
+                raise ManagerError(f"job {job_id} can't be continued: its folder is incomplete ({error})") from error
             self._take_in(record)
 
     @property
@@ -228,7 +227,7 @@ class Manager:
                 self._handle(replace(event, seconds=self._seconds()))
 
     def lose(self, devices: Iterable[str]) -> None:
-        """These devices are gone, or are wanted for something else: jobs go on with the others they have."""
+        """These devices are gone, or are wanted for something else: jobs continue with the others they have."""
         with self.lock:
             lost = self.scheduler.placement.lost
             if gone := tuple(device for device in self._known(devices) if device not in lost):
@@ -244,7 +243,7 @@ class Manager:
                 self._handle(DevicesJoined(self._seconds(), back))
 
     def stop_jobs(self) -> None:
-        """Stop all jobs with a checkpoint; they go on under the next manager."""
+        """Stop all jobs with a checkpoint; they continue under the next manager."""
         with self.lock:
             self._stopping = True
             for record in self.records.running():
@@ -272,9 +271,9 @@ class Manager:
             if not self._stopping and self._driver.is_due(now):
                 self._handle(Woken(now))
             healthy = self._errors.for_each(self.reconciler.look_at, [record.id for record in self.records.running()])
-            self._errors.for_each(
-                self.reconciler.direct, [job_id for job_id in healthy if self.records[job_id].state == JobState.RUNNING]
-            )
+            running = [job_id for job_id in healthy if self.records[job_id].state == JobState.RUNNING]
+            self._errors.for_each(self.reconciler.estimate, self.reconciler.due_for_estimate(running))
+            self._errors.for_each(self.reconciler.direct, running)
             self._notices.look()
             if not self._stopping:
                 following = [record.id for record in self.records.all() if self._is_to_follow(record)]
@@ -294,7 +293,7 @@ class Manager:
         return is_waiting and bool(record.terms.after)
 
     def _take_over(self) -> None:
-        """Go on with what an earlier manager has left, without touching jobs that run."""
+        """Take over what an earlier manager has left, without touching jobs that run."""
         devices = set(self.scheduler.placement.devices)
         if lost := self.records.lost() & devices:
             self._handle(DevicesLost(self._seconds(), tuple(sorted(lost))))
@@ -359,4 +358,7 @@ def _not_taken(error: Exception) -> VirtualFlowError:
 def _check_disk() -> None:
     free = shutil.disk_usage(home()).free
     if free < MIN_FREE_BYTES:
-        raise RecordsError(f"the disk of {home()} is full: {free >> 20} MB are left. Jobs go on; submits must wait.")
+        raise RecordsError(
+            f"the disk of {home()} is full: {free >> 20} MB are left. Running jobs continue; submits are "
+            f"refused until there is space."
+        )

@@ -3,27 +3,31 @@ other. Knows no lock and no other job's trouble."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from virtualflow.cluster.messages import DevicesLost, JobArrived, JobChanged, JobEnded
 from virtualflow.cluster.policies.base import Policy
-from virtualflow.errors import LaunchError
+from virtualflow.errors import LaunchError, VirtualFlowError
 from virtualflow.job import launch
 from virtualflow.job.folder import JobSpec
 from virtualflow.job.status import JobStatus
 from virtualflow.manager import description, environment, estimates, lifecycle
 from virtualflow.manager.dependencies import Dependencies
 from virtualflow.manager.description import Cluster
+from virtualflow.manager.estimates import EstimateTurns
 from virtualflow.manager.fleet import End, Fleet, Origin
 from virtualflow.manager.job_speeds import JobSpeeds
 from virtualflow.manager.lifecycle import Effect, HowEnded
 from virtualflow.manager.record import Record, Wish
 from virtualflow.manager.records import Records
 from virtualflow.manager.scheduling import SchedulerDriver
+from virtualflow.solver import profile_files
+from virtualflow.system.home import profiles_of
 
-ESTIMATE_SECONDS = 5.0  # between two looks at how long a job will take
+_log = logging.getLogger(__name__)
 
 
 class Reconciler:
@@ -48,7 +52,7 @@ class Reconciler:
         self._clock = clock
         self._seconds = seconds
         self._pauses_seen: dict[str, int] = {}
-        self._estimated_at: dict[str, float] = {}
+        self._turns = EstimateTurns()
 
     def change(self, job_id: str, event: lifecycle.LifecycleEvent) -> None:
         """Save the record as it is after *event*, and then do what follows from it."""
@@ -108,7 +112,6 @@ class Reconciler:
         measured = estimates.measured_memory(watch, self._fleet.use(job_id))
         if measured is not None and measured != self._records[job_id].measured_memory:
             self.learn(job_id, measured_memory=measured)
-        self._estimate(job_id)
 
     def _note_pauses(self, job_id: str) -> None:
         pauses, seen = self._fleet.watch(job_id).pauses_ms, self._pauses_seen.get(job_id, 0)
@@ -130,7 +133,7 @@ class Reconciler:
         # One that ended while there was no manager had its devices until its last event.
         until = now if has_been_seen or watch.last_time is None else watch.last_time
         self._records.note_devices(job_id, (), until)
-        self._estimated_at.pop(job_id, None)
+        self._turns.forget(job_id)
         self._records.update(job_id, measured_steps=watch.times.measured())
         self.change(job_id, lifecycle.Ended(end.how, now, watch.step, end.text))
 
@@ -205,11 +208,12 @@ class Reconciler:
         held = self.driver.held(job_id)
         return held.min if held is not None and held.types is not None else 0
 
-    def _estimate(self, job_id: str) -> None:
-        now = self._seconds()
-        if now - self._estimated_at.get(job_id, 0.0) < ESTIMATE_SECONDS:
-            return
-        self._estimated_at[job_id] = now
+    def due_for_estimate(self, job_ids: Sequence[str]) -> list[str]:
+        """Those of *job_ids* whose turn it is."""
+        return self._turns.take(job_ids, self._seconds())
+
+    def estimate(self, job_id: str) -> None:
+        """Take in what a running job's steps say of its speed and its length."""
         record = self._records[job_id]
         are_new = self.note_speed(record)
         seconds = estimates.new_estimate(record, self._fleet.watch(job_id), self.driver.learnt.model(job_id))
@@ -232,9 +236,20 @@ class Reconciler:
             self.driver.handle(JobChanged(self._seconds(), after))
 
     def spec(self, record: Record, devices: tuple[str, ...]) -> JobSpec:
-        return description.for_coordinator(
+        spec = description.for_coordinator(
             record, devices, self._cluster, self.driver.scheduler.placement.devices, self.machines
         )
+        return spec.changed(stage_profile=_stage_profile(record))
+
+
+def _stage_profile(record: Record) -> dict[str, Any] | None:
+    """The profile that is kept of a script whose model is cut: its job chooses its grid by that."""
+    script = record.description.script
+    try:
+        return profile_files.kept_stages(profiles_of(script))
+    except (VirtualFlowError, OSError) as error:
+        _log.warning("the stage profiles of %s are of no use to job %s: %s", script, record.id, error)
+        return None
 
 
 def _preempted(status: JobStatus | None) -> set[str]:

@@ -18,6 +18,7 @@ from virtualflow.backends.machines import DeviceNames
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.core.devices import Pool
 from virtualflow.core.emulation import Devices
+from virtualflow.core.wording import counted
 from virtualflow.errors import LaunchError, ManagerError
 from virtualflow.job import tokens
 from virtualflow.job.listener import listen
@@ -81,7 +82,9 @@ def serve(cluster: Cluster, policy: Policy, host: str, port: int | None, look: L
         token = tokens.read_token(folder() / "token", create=True).secret
         manager = Manager(cluster, policy, Records(folder() / RECORDS))
         devices, pid = manager.devices, os.getpid()
-        _log.info("a manager of version %s has started, with %d device(s), process %d", __version__, devices, pid)
+        _log.info(
+            "a manager of version %s has started, with %s, process %d", __version__, counted(devices, "device"), pid
+        )
         over = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):  # its jobs go on, for the next manager
             signal.signal(number, lambda *_: over.set())

@@ -13,7 +13,8 @@ from virtualflow.core.emulation import Emulated
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_names import check_name
 from virtualflow.core.job_terms import JobTerms
-from virtualflow.errors import ManagerError
+from virtualflow.core.wording import counted
+from virtualflow.errors import ManagerError, ProfileError
 from virtualflow.manager import environment, notices
 from virtualflow.manager.record import Record
 from virtualflow.system.hash_seed import hash_seed_of
@@ -37,13 +38,13 @@ class Submission:
         job, variables = self.description, self.environment or {}
         names = [*self.modules, job.script, self.directory, self.interpreter or "", *job.arguments]
         if any("\0" in text for text in (*names, *variables, *variables.values())):
-            raise ManagerError("a zero byte can be in no path, argument or variable")
+            raise ManagerError("paths, arguments and variables can't contain a zero byte")
         if any(not name or "=" in name for name in variables):
             raise ManagerError("the name of an environment variable is empty, or has a = in it")
         for name, facts in job.emulated.items():
             try:
                 Emulated.from_json(facts)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, KeyError, ProfileError) as error:
                 raise ManagerError(f"{name} can't be emulated like that: {error}") from error
         if Path(job.script).name not in self.modules:
             raise ManagerError(f"the script {job.script} is not among the modules that came with it")
@@ -69,12 +70,13 @@ def _check_terms(terms: JobTerms, devices: int) -> None:
     check_owner(terms.owner)
     notices.check(terms.notify)
     if not 1 <= terms.demand <= devices:
-        raise ManagerError(f"a demand of {terms.demand} can't be met: the cluster has {devices} device(s)")
+        raise ManagerError(f"a demand of {terms.demand} can't be met: the cluster has {counted(devices, 'device')}")
     if not 1 <= terms.min <= terms.demand:
-        raise ManagerError(f"a minimum of {terms.min} device(s) does not fit a demand of {terms.demand}")
+        raise ManagerError(f"a minimum of {counted(terms.min, 'device')} does not fit a demand of {terms.demand}")
     if terms.virtual_nodes is not None and terms.virtual_nodes < terms.min:
         raise ManagerError(
-            f"{terms.virtual_nodes} virtual node(s) can't run on {terms.min} device(s): each device needs one"
+            f"{counted(terms.virtual_nodes, 'virtual node')} can't run on {counted(terms.min, 'device')}: "
+            "each device needs one"
         )
     if terms.expect_seconds is not None and not 1e-3 <= terms.expect_seconds < 1e9:
         raise ManagerError(f"an expected time of {terms.expect_seconds} s: it must be at least a millisecond")

@@ -55,11 +55,11 @@ def _loops(script: Script) -> Iterator[TrainingLoop]:
             yield loop
 
 
-def _later(loop: TrainingLoop, kind: type[_Node], within: LoopNode | None = None) -> list[_Node]:
+def _later(loop: TrainingLoop, node_type: type[_Node], within: LoopNode | None = None) -> list[_Node]:
     """What comes after the backward pass in the loop over batches, or in the one *within* which that stands."""
     around, line = within or loop.over_batches, loop.backward.end_lineno or loop.backward.lineno
     assert around is not None
-    inside = (node for node in ast.walk(around) if isinstance(node, kind))
+    inside = (node for node in ast.walk(around) if isinstance(node, node_type))
     later = [node for node in inside if int(getattr(node, "lineno", 0)) > line]
     return sorted(later, key=lambda node: (int(getattr(node, "lineno", 0)), int(getattr(node, "col_offset", 0))))
 

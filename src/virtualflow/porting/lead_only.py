@@ -57,7 +57,7 @@ def loggers(script: Script) -> Iterator[Advice]:
         yield script.advice(
             call,
             "one run for the job: under `if trainer.is_lead`, made when it is first needed, with a fixed id or folder, "
-            "so that the next lead goes on with it. Without any of this, `vf tensorboard JOB` shows losses and scores.",
+            "so that the next lead continues it. Without any of this, `vf tensorboard JOB` shows losses and scores.",
         )
     for call in script.called(*RECORDS):
         if not is_guarded(script, call):

@@ -15,7 +15,7 @@ def writes(script: Script) -> Iterator[Advice]:
         path = "path" if path == "..." else path
         yield script.advice(
             call,
-            f"`trainer.save({path})` writes all that the job needs to go on, `trainer.export({path})` the model's "
+            f"`trainer.save({path})` writes all that the job needs to continue, `trainer.export({path})` the model's "
             "plain state_dict. Every worker calls it; one writes. `vf run` itself keeps checkpoints to resume from.",
         )
     for call in script.called("save_pretrained"):
@@ -29,7 +29,7 @@ def reads(script: Script) -> Iterator[Advice]:
         path = "path" if path == "..." else path
         yield script.advice(
             call,
-            f"to go on with a job: `trainer.load({path})`, before the loop, with a file of `trainer.save`; `vf run "
+            f"to continue a job: `trainer.load({path})`, before the loop, with a file of `trainer.save`; `vf run "
             "--resume JOB` needs no line at all. To begin with trained weights: keep it, before the Trainer is made.",
             Severity.CHECK,
         )

@@ -15,6 +15,7 @@ from virtualflow.core.devices import type_of
 from virtualflow.core.emulation import Devices
 from virtualflow.core.profile import Point
 from virtualflow.core.stage_profile import Link, StagePoint
+from virtualflow.core.wording import counted
 from virtualflow.errors import LaunchError
 from virtualflow.events.lines import newest_first
 from virtualflow.job.folder import JobFolder, JobSpec
@@ -89,7 +90,7 @@ class Bench:
         most = len(self.devices.names)
 
         def describe(folder: JobFolder) -> str | None:
-            return _measured(folder, "device(s)")
+            return _measured(folder, "device")
 
         result = self._communication(most, most, describe)
         return _costs(result["step_seconds"])
@@ -106,7 +107,7 @@ class Bench:
 
         def describe(folder: JobFolder) -> str | None:
             missing = most - max(1, len(folder.read_state().workers))
-            if (measured := _measured(folder, "machine(s)")) is not None or not missing:
+            if (measured := _measured(folder, "machine")) is not None or not missing:
                 return measured or f"communication: {most} machines"
             return f"waiting for {missing} of {most} machines: run `{join.command}` there"
 
@@ -202,7 +203,7 @@ def _stage_line(device_type: str, line: dict[str, Any]) -> str:
     )
 
 
-def _measured(folder: JobFolder, what: str) -> str | None:
+def _measured(folder: JobFolder, noun: str) -> str | None:
     if (line := _last_line(folder)) is None:
         return None
-    return f"communication: {line['devices']} {what}, {line['step_seconds'] * 1e3:.4g} ms a step"
+    return f"communication: {counted(line['devices'], noun)}, {line['step_seconds'] * 1e3:.4g} ms a step"

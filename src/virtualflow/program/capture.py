@@ -118,7 +118,7 @@ class _CollectedFiles:
         """These too, as far as there is room."""
         missed = [file for file in files if not self._put(file)]
         if missed:
-            self.left_out.append(f"{len(missed)} file(s) of {what}, from {missed[0]} on")
+            self.left_out.append(f"all files of {what} (missing: {len(missed)}, the first is {missed[0]})")
 
     def _put(self, file: str) -> bool:
         if file in self.copies:

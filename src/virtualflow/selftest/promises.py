@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
+from virtualflow.core.wording import counted
 from virtualflow.errors import BrokenPromiseError, NotHereError, VirtualFlowError
 from virtualflow.events import StepDone
 from virtualflow.events.certificate import compare
@@ -80,7 +81,7 @@ class Checks:
         yield self._promise("reduction='fast': equal up to rounding", self._fast)
         for count in dict.fromkeys((1, self._devices)):
             against = "plain PyTorch" if count == 1 else "DistributedDataParallel"
-            title = f"speed against {against} on {count} device(s)"
+            title = f"speed against {against} on {counted(count, 'device')}"
             yield self._promise(title, partial(self._race, count))
 
     def _promise(

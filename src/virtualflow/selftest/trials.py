@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from virtualflow.backends.local import LocalBackend
+from virtualflow.core.wording import counted
 from virtualflow.errors import LaunchError
 from virtualflow.events import STREAM, Regrouped, StreamEvent, last_step, read_events
 from virtualflow.events.certificate import Certificate
@@ -119,7 +120,7 @@ class TrialRunner:
             outcome = coordinator.run()
         if driver.is_late:
             raise LaunchError(
-                f"the job hung: it had not ended after {self.limit_seconds:.0f} s, {driver.steps} step(s) and "
+                f"the job hung: it had not ended after {self.limit_seconds:.0f} s, {counted(driver.steps, 'step')} and "
                 f"{len(interventions) - len(driver.left)} of {len(interventions)} interventions. "
                 f"{kept.printed['stderr'].decode().strip()}"
             )
@@ -127,7 +128,9 @@ class TrialRunner:
             reason = outcome.failure.text if outcome.failure is not None else kept.printed["stderr"].decode()
             raise LaunchError(reason.strip() or f"the job ended with exit code {outcome.code}")
         if driver.left:
-            raise LaunchError(f"the job ended before all was done to it ({len(driver.left)} interventions were left)")
+            raise LaunchError(
+                f"the job ended before the test had finished with it ({len(driver.left)} interventions were left)"
+            )
         return Trial(folder, kept.printed["stdout"].decode())
 
 

@@ -19,6 +19,11 @@ class Costs:
     grow_pause: float = 0.0  # when the new devices take part
     restart: float = 0.0  # from a checkpoint, for policies that cannot resize
 
+    @property
+    def longest(self) -> float:
+        """The most time that a job can be kept from its next step by one change."""
+        return max(self.boot, self.resume, self.shrink, self.grow, self.grow_pause, self.restart)
+
 
 # Medians of the paper's author's public logs.
 PAPER = Costs("paper", boot=86.0, resume=86.0, shrink=0.7, grow=78.0, restart=86.0)

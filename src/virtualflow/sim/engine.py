@@ -27,12 +27,15 @@ from virtualflow.cluster.messages import (
 )
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
+from virtualflow.cluster.throughput.goodput import Goodput
 from virtualflow.cluster.throughput.model import Speed, Throughput
 from virtualflow.core.devices import Pool
+from virtualflow.core.wording import counted
 from virtualflow.errors import PolicyError
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.execution import Execution, Spent
 from virtualflow.sim.result import Accounts, JobResult, Run, Segment
+from virtualflow.sim.standstill import Standstill
 
 Disturbance = DevicesLost | DevicesJoined | JobChanged  # about a job that has ended or not arrived: ignored
 ReportProgress = Callable[[int, int], None]  # jobs that ended, of how many
@@ -69,7 +72,12 @@ def simulate(
     report: ReportProgress | None = None,
     watch: WatchEvent | None = None,
 ) -> Run:
-    """Run all jobs to their end. The same arguments give the same result, to the bit."""
+    """Run all jobs to their end. The same arguments give the same result, to the bit.
+
+    Under a policy that changes the batch, jobs run at their best one, as far as their goodput is known.
+    """
+    if policy.changes_batch and isinstance(throughput, Goodput):
+        throughput = throughput.adapting()
     return _Engine(jobs, pools, policy, throughput, costs, failures, report, watch).run()
 
 
@@ -101,6 +109,7 @@ class _Engine:
         self._events = 0
         self._shares = False  # whether any job ever shared devices
         self._partners: dict[str, tuple[str | None, tuple[str, ...]]] = {}
+        self._standstill = Standstill(policy, costs)
         for job in jobs:
             self._push(job.arrival_seconds, _Order.ARRIVAL, job)
         self._accounts.begin(self._heap[0][0])
@@ -121,6 +130,7 @@ class _Engine:
                 self._disturb(what)
                 self._next_failure()
             else:
+                self._standstill.woken(seconds, self._executions.values())
                 self._handle(Woken(seconds))
         self._accounts.close(self._spent)
         return Run(self._policy.name, tuple(self._finished), self._accounts, self._events)
@@ -245,17 +255,22 @@ class _Engine:
         state = self._scheduler.jobs[job_id]
         pools = self._scheduler.placement.pools(devices)
         speed = self._throughput.speed(state.job, pools)
-        others = [*state.co_located, *([state.host] if state.host else [])]
-        if not others:
+        if not state.host and not state.co_located:
             return speed
-        beside = [self._scheduler.jobs[other].job for other in others]
         # The slowest device decides: each co-located job is on devices of its own.
-        left = min(self._throughput.slowdown(state.job, [other], pools[0].device_type) for other in beside)
+        kind = pools[0].device_type
+        parts = [self._shared(state.host, job_id, kind)[1]] if state.host else []
+        left = min([*parts, *(self._shared(job_id, guest, kind)[0] for guest in state.co_located)])
         return Speed(speed.steps_per_second * left, speed.devices)
+
+    def _shared(self, host: str, guest: str, device_type: str) -> tuple[float, float]:
+        jobs = self._scheduler.jobs
+        return self._policy.shared_speeds(jobs[host].job, jobs[guest].job, device_type, self._throughput)
 
     def _stuck(self) -> str:
         waiting = sorted(self._timelines)[:5]
         return (
-            f"policy {self._policy.name} stopped deciding: {len(self._timelines)} job(s) wait for ever, such as "
+            f"policy {self._policy.name} stopped deciding: {counted(len(self._timelines), 'job')} would wait "
+            f"for ever, such as "
             f"{', '.join(waiting)}, with {self._scheduler.snapshot().idle} devices idle"
         )

@@ -111,6 +111,12 @@ class Execution:
             return False
         return self._now + (self.job.steps - self.steps_done) / self._speed.steps_per_second <= seconds
 
+    def steps_at(self, now: float) -> float:
+        """The steps that are done at *now*, without booking them: to book in two parts may round differently."""
+        if not self.devices or self._paused_until > self._now:
+            return self.steps_done
+        return min(self.job.steps, self.steps_done + self._speed.steps_per_second * max(0.0, now - self._now))
+
     def advance(self, now: float) -> None:
         """Book the time that has passed. Between two looks nothing changes, so that this is exact."""
         passed = now - self._now

@@ -12,13 +12,10 @@ from typing import Any
 
 from virtualflow.cluster.job import Job
 from virtualflow.errors import ConfigError, TraceError
+from virtualflow.sim import pollux_applications
 from virtualflow.sim import trace as own
 from virtualflow.sim.generate import EXAMPLES
 from virtualflow.sim.trace import Trace
-
-# Pollux' traces give no length. Its paper (OSDI '21, table 1) gives each application a range of GPU time, 0-1, 1-10,
-# 10-100 or 100-1000 hours; a job here takes the middle of its range, by factors.
-POLLUX_DEVICE_HOURS = {"cifar10": 0.3, "ncf": 0.3, "bert": 3.0, "deepspeech2": 3.0, "yolov3": 30.0, "imagenet": 300.0}
 
 
 def read(path: Path) -> Trace:
@@ -128,10 +125,12 @@ def _philly(number: int, row: Mapping[str, str]) -> Job:
 
 
 def _pollux(number: int, row: Mapping[str, str]) -> Job:
-    demand, application = int(row["num_replicas"]), row["application"]
-    if application not in POLLUX_DEVICE_HOURS:
-        raise ValueError(f"unknown application {application!r}")
-    return Job(row["name"], float(row["time"]), demand, POLLUX_DEVICE_HOURS[application] * 3600 / demand)
+    """As long as a training at its batch size takes: the traces themselves give no length."""
+    workload, batch = pollux_applications.PREFIX + row["application"], int(row["batch_size"])
+    if workload not in pollux_applications.applications():
+        raise ValueError(f"unknown application {row['application']!r}")
+    steps = pollux_applications.applications()[workload].steps_at(batch)
+    return Job(row["name"], float(row["time"]), int(row["num_replicas"]), steps, workload, virtual_nodes=batch)
 
 
 def _tiresias(number: int, row: Mapping[str, str]) -> Job:

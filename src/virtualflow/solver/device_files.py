@@ -83,7 +83,10 @@ def _from_entry(device_type: str, entry: Mapping[str, Any], scale: float) -> Emu
     if "speed" in entry:
         return Emulated(speed=_speed(str(entry["speed"]), device_type))
     if "profile" in entry:
-        return _from_profile(profile_files.read(Path(str(entry["profile"]))).profile(device_type), scale)
+        path = Path(str(entry["profile"]))
+        if profile_files.is_staged(path):
+            return Emulated(staged=profile_files.read_staged(path).profile(device_type).scaled(scale))
+        return _from_profile(profile_files.read(path).profile(device_type), scale)
     if "workload" in entry:
         return _from_profile(profile_files.built_in(str(entry["workload"])).profile(device_type), scale)
     raise ConfigError(f'[device.{device_type}] needs speed = 0.25, workload = "resnet50" or profile = "FILE"')

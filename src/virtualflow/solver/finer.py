@@ -22,9 +22,9 @@ def finer_plans(workload: Workload, pools: Sequence[Pool], plan: Plan) -> Iterat
         if node_size % cut:
             continue
         try:
-            found = solve_fixed(workload, pools, node_size // cut, virtual_nodes * cut)
+            finer = solve_fixed(workload, pools, node_size // cut, virtual_nodes * cut)
         except SolverError:
             continue
-        if found.step_seconds < WORTH_IT * best:
-            best = found.step_seconds
-            yield found
+        if finer.step_seconds < WORTH_IT * best:
+            best = finer.step_seconds
+            yield finer

@@ -55,6 +55,11 @@ class Forecast:
         return all(device.fits for device in self.devices)
 
     @property
+    def excess(self) -> float:
+        """By which parts of their memory devices are over it, together: 0 where it fits."""
+        return sum(max(0.0, device.memory_bytes / max(device.capacity_bytes, 1) - 1) for device in self.devices)
+
+    @property
     def bubble(self) -> float:
         """Of all devices together."""
         return sum(device.bubble for device in self.devices) / len(self.devices)

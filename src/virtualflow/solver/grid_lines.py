@@ -83,7 +83,7 @@ class KnownLines:
             flying = min(nodes, len(types) - place) if self._kind == "1f1b" else nodes
             before = self._before[name]
             while last < most and before[last + 1] - before[first] <= limit * (1 + 1e-12):
-                if self._bounded and self._bytes(first, last + 1, flying) > self._costs.types[name].memory_bytes:
+                if self._bounded and self.bytes(first, last + 1, flying) > self._costs.types[name].memory_bytes:
                     break
                 last += 1
             if last == first:
@@ -92,10 +92,15 @@ class KnownLines:
             first = last
         return Line(tuple(parts)) if first == stages else None
 
-    def _bytes(self, first: int, last: int, flying: int) -> int:
+    def bytes(self, first: int, last: int, flying: int) -> int:
+        """What a device needs that runs the stages from *first* to before *last*, of *flying* virtual nodes at once."""
         state, weights = self._state(first, last)
         working = max(self._costs.working[first:last])
         return state + max(flying * (self._kept[last] - self._kept[first]) + working, weights)
+
+    def sums(self, first: int, last: int) -> int:
+        """The bytes that are summed for the stages from *first* to before *last*."""
+        return sum(self._costs.units[number].sums for number in self._units(first, last))
 
     def _state_bytes(self, first: int, last: int) -> tuple[int, int]:
         held = [self._costs.units[number] for number in self._units(first, last)]
@@ -113,7 +118,7 @@ class KnownLines:
             if first:
                 way += 2 * self._costs.messages[first - 1]
             held = self._units(first, last)
-            sums = max(sums, sum(self._costs.units[number].sums for number in held))
+            sums = max(sums, self.sums(first, last))
             update = max(update, sum(self._costs.types[name].update[number] for number in held))
             first = last
         return LinePace(bottleneck, way, sums, update)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from virtualflow.core.devices import Pool, names_of, type_of
@@ -13,9 +14,17 @@ from virtualflow.solver.plan import FORMAT, VERSION
 
 
 def to_json(
-    answer: GridAnswer, workload: str, batch_size: int, virtual_nodes: int, kind: str, copies: int
+    answer: GridAnswer,
+    pools: Sequence[Pool],
+    workload: str,
+    batch_size: int,
+    virtual_nodes: int,
+    kind: str,
+    copies: int,
 ) -> dict[str, Any]:
-    others = [{"kind": name, **_summary(plan, batch_size)} for name, plan in answer.alternatives]
+    """*pools* are the devices that were asked for: indices follow the order of their types."""
+    types = [pool.device_type for pool in pools]
+    others = [{"kind": name, **_summary(plan, types, batch_size)} for name, plan in answer.alternatives]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -25,38 +34,27 @@ def to_json(
         "node_size": batch_size // virtual_nodes,
         "pipeline": kind,
         "copies": copies,
-        **_summary(answer.best, batch_size),
+        **_summary(answer.best, types, batch_size),
         "every_grid_compared": answer.is_proven,
         "no_grid_below_seconds": answer.least_seconds,
         "alternatives": others,
     }
 
 
-def rows_of(plan: GridPlan) -> list[list[int]]:
-    """For each stage a device's index for each virtual node, as ``--mapping`` has it on the devices in use."""
-    names = names_of(_pools(plan))
-    return [[names.index(route[stage]) for route in plan.cells.routes] for stage in range(plan.cells.stages)]
-
-
-def mapping_of(plan: GridPlan) -> str:
-    return "/".join(",".join(map(str, row)) for row in rows_of(plan))
-
-
-def _pools(plan: GridPlan) -> list[Pool]:
+def _summary(plan: GridPlan, types: Sequence[str], batch_size: int) -> dict[str, Any]:
     counts = Counter(type_of(device) for device in plan.cells.devices)
-    return [Pool(name, (count,)) for name, count in counts.items()]
-
-
-def _summary(plan: GridPlan, batch_size: int) -> dict[str, Any]:
+    pools = [Pool(name, (counts[name],)) for name in types if name in counts]
+    places = {name: place for place, name in enumerate(names_of(pools))}
+    rows = [[places[device] for device in row] for row in plan.cells.rows]  # on the devices in use
     return {
         "shape": plan.shape,
         "step_time_seconds": plan.step_seconds,
         "examples_per_second": batch_size / plan.step_seconds,
         "bubble": plan.forecast.bubble,
         "fits": plan.forecast.fits,
-        "devices": [{"type": pool.device_type, "count": pool.count} for pool in _pools(plan)],
-        "cells": rows_of(plan),
-        "mapping": mapping_of(plan),
+        "devices": [{"type": pool.device_type, "count": pool.count} for pool in pools],
+        "cells": rows,
+        "mapping": "/".join(",".join(map(str, row)) for row in rows),
         "forecast": [figures_of(device) for device in plan.forecast.devices],
     }
 

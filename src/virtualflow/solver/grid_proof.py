@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from virtualflow.solver.grid_forecast import forecast
 from virtualflow.solver.node_shares import SLACK
 
 MOST_CELLS, MOST_VISITS, MOST_FORECASTS = 40, 60_000, 1_500  # beyond these it gives up
+PRICE_STEP = 1e-3  # how exactly prices are sought
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,41 @@ class Question:
 
     @cached_property
     def least_seconds(self) -> float:
-        """No grid is faster: each virtual node passes all stages, and all devices together can do no more."""
-        capacity = sum(count * self.speeds[name] for name, count in self.counts.items())
-        return max(sum(self.fastest), self.virtual_nodes * sum(self.fastest) / capacity)
+        """No grid is faster: each virtual node passes all stages, and all devices together can do no more.
+
+        Where the whole model is too large for any device, a virtual node goes from one to another at least once.
+        """
+        way = sum(self.fastest)
+        if self.costs.stages > 1 and all(self._whole > self.costs.types[name].memory_bytes for name in self.counts):
+            way += 2 * min(self.costs.messages[:-1])
+        return max(way, self._busiest)
+
+    @property
+    def _whole(self) -> int:
+        return sum(unit.weight + unit.optimizer + unit.sums for unit in self.costs.units)
+
+    @property
+    def _busiest(self) -> float:
+        """How long some device computes at least.
+
+        Give a second of each type a price: the cells cost no less than if each ran where it is cheapest, and in a step
+        of T seconds devices have T times their prices to give. That holds at any prices; the best are sought.
+        """
+        prices = {name: self.speeds[name] for name in self.counts}
+        most, factor = self._paid(prices), 4.0
+        while len(prices) > 1 and factor > 1 + PRICE_STEP:
+            changed = [prices | {name: prices[name] * by} for name in prices for by in (factor, 1 / factor)]
+            best = max(changed, key=self._paid)
+            if self._paid(best) > most:
+                prices, most = best, self._paid(best)
+            else:
+                factor **= 0.5
+        return most
+
+    def _paid(self, prices: Mapping[str, float]) -> float:
+        both = [[prices[name] * seconds for seconds in self.costs.both[name]] for name in self.counts]
+        cells = self.virtual_nodes * math.fsum(min(priced) for priced in zip(*both, strict=True))
+        return cells / math.fsum(count * prices[name] for name, count in self.counts.items())
 
 
 def proven(question: Question, seconds: float | None) -> tuple[Cells | None, bool]:

@@ -1,20 +1,25 @@
 """The fastest grid of cells for a model in stages on given devices: pipelines, data parallelism, and mixtures of both.
 
-Candidates are teams of lines, each with its best cut: those that look best are timed on the schedule's clock. Where
+Candidates are teams of lines, each with its best cut, and groups of stages on as many devices as each needs: those that
+look best are timed on the schedule's clock. From the best one a walk leads to grids nearby, if these are small. Where
 there are few enough grids at all, a search through every one of them follows, and nothing faster is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from virtualflow.core.cells import Cells, with_copies
 from virtualflow.core.devices import Pool, names_of, type_of
 from virtualflow.core.mapping import DeviceId
+from virtualflow.core.sizes import size_text
 from virtualflow.errors import SolverError
 from virtualflow.solver.grid_costs import GridCosts
 from virtualflow.solver.grid_forecast import CellsTime, Forecast, assembled, forecast, over_capacity
+from virtualflow.solver.grid_groups import cells_of, grouped
 from virtualflow.solver.grid_lines import KnownLines, Line
 from virtualflow.solver.grid_proof import Question, proven
 from virtualflow.solver.grid_teams import (
@@ -27,10 +32,13 @@ from virtualflow.solver.grid_teams import (
     reducing,
     teams,
 )
+from virtualflow.solver.grid_walk import improved
 
 MOST_TIMED = 12  # candidates
 MOST_RUNS = 12_000  # of cells on the clock, after which no further candidate is timed
+MOST_GROUP_RUNS = 30_000  # of cells on the clock, for grids of groups
 MOST_FINISHED = 3  # candidates whose forecast is worked out device by device
+NEGLIGIBLE = 1e-3  # of a step: what no walk is made for
 MOST_MOVES = 6  # of a virtual node from one line to another
 
 Lineup = tuple[tuple[Line, int], ...]  # lines with their numbers of virtual nodes
@@ -59,7 +67,7 @@ class GridPlan:
             return f"a pipeline of {len(set(routes[0]))} devices"
         if sum(len(set(route)) for route in routes) == len({device for route in routes for device in route}):
             depths = sorted((len(set(route)) for route in routes), reverse=True)
-            return f"{len(routes)} lines of {', '.join(str(depth) for depth in dict.fromkeys(depths))} device(s)"
+            return f"{len(routes)} lines of {', '.join(str(depth) for depth in dict.fromkeys(depths))} devices"
         return f"a mixture of {len(routes)} routes over {len(self.cells.devices)} devices"
 
 
@@ -78,18 +86,15 @@ def solve_grid(
 ) -> GridAnswer:
     """The fastest grid of *virtual_nodes* virtual nodes on the devices of *pools*. Raises SolverError if none fits."""
     search = GridSearch(costs, pools, virtual_nodes, kind, copies)
-    others = search.alternatives()
-    fitting = [
-        plan for plan in (search.best(), *(plan for _, plan in others)) if plan is not None and plan.forecast.fits
-    ]
-    best = min(fitting, key=lambda plan: (plan.step_seconds, len(plan.cells.devices)), default=None)
-    question = Question(costs, search.counts, virtual_nodes, kind, copies)
-    cells, is_proven = proven(question, best.step_seconds if best is not None else None)
+    best = search.best()
+    cells, is_proven = proven(search.question, best.step_seconds if best is not None else None)
     if cells is not None:
         best = search.planned(cells)
+    if not is_proven:
+        best = search.improved(best)
     if best is None:
         raise SolverError(search.why_nothing_fits())
-    return GridAnswer(best, is_proven, question.least_seconds, tuple(others))
+    return GridAnswer(best, is_proven, search.question.least_seconds, tuple(search.alternatives))
 
 
 class GridSearch:
@@ -98,14 +103,35 @@ class GridSearch:
     def __init__(self, costs: GridCosts, pools: Sequence[Pool], virtual_nodes: int, kind: str, copies: int) -> None:
         self._costs, self._kind, self._copies, self._nodes = costs, kind, copies, virtual_nodes
         self.counts = {pool.device_type: pool.count for pool in pools}
-        self._pools = pools
+        self.question = Question(costs, self.counts, virtual_nodes, kind, copies)
+        self._names = {pool.device_type: names_of([pool]) for pool in pools}
         self._lines = KnownLines(costs, kind, virtual_nodes)
         self._teams = teams(self.counts, self._lines, costs, virtual_nodes)
 
     def best(self) -> GridPlan | None:
-        """The fastest team that fits."""
-        return self._best_of(self._teams, self._lines)
+        """The fastest candidate that fits."""
+        return next((plan for plan in self.candidates if plan.forecast.fits), None)
 
+    def improved(self, plan: GridPlan | None) -> GridPlan | None:
+        """The fastest grid that fits on a walk from *plan*, or from the candidate that is nearest to fitting."""
+        if plan is not None and plan.step_seconds <= self.question.least_seconds * (1 + NEGLIGIBLE):
+            return plan
+        start = plan or next(iter(self.candidates), None)
+        if start is None or (cells := improved(self.question, start.cells)) == start.cells:
+            return plan
+        best = min(self.planned(cells), start, key=worth)
+        return best if best.forecast.fits else None
+
+    @cached_property
+    def candidates(self) -> list[GridPlan]:
+        """Lines and groups, the best first; those that do not fit come last."""
+        found = [plan for _, plan in self.alternatives]
+        if (team := self._best_of(self._teams, self._lines)) is not None:
+            found.append(team)
+        seconds = min((plan.step_seconds for plan in found if plan.forecast.fits), default=math.inf)
+        return sorted([*found, *self._of_groups(seconds)], key=worth)
+
+    @cached_property
     def alternatives(self) -> list[tuple[str, GridPlan]]:
         """The best pure data parallelism and the best single pipeline; if they do not fit, as they would be."""
         kinds = {"data parallel": is_data_parallel, "one pipeline": is_one_pipeline}
@@ -120,6 +146,15 @@ class GridSearch:
             if plan is not None:
                 found.append((name, plan))
         return found
+
+    def _of_groups(self, seconds: float) -> Iterator[GridPlan]:
+        """Grids of groups that might take less than *seconds*, as many as can be timed."""
+        least, runs = self.question.least_seconds, 2 * self._nodes * self._costs.stages
+        found = list(grouped(self.counts, self._lines, self._costs, self._kind, self._nodes, least))
+        found.sort(key=lambda pair: pair[0])
+        for number, (shortest, groups) in enumerate(found):
+            if shortest < seconds and (number + 1) * runs <= MOST_GROUP_RUNS:
+                yield self.planned(with_copies(cells_of(groups, self._names, self._nodes), self._copies))
 
     def planned(self, cells: Cells) -> GridPlan:
         """*cells* with their forecast."""
@@ -137,11 +172,11 @@ class GridSearch:
             if over_capacity(plan.forecast)
         ]
         device, plan = min(excess, key=lambda pair: pair[0].memory_bytes - pair[0].capacity_bytes)
-        needed, there = gigabytes(device.memory_bytes), gigabytes(device.capacity_bytes)
+        needed, there = size_text(device.memory_bytes), size_text(device.capacity_bytes)
         return (
-            f"the model does not fit: even {plan.shape} needs {needed} on {device.device}, and a "
-            f"{type_of(device.device)} has {there}. Use more devices, more stages, smaller virtual nodes, "
-            "recompute=True or copies=1."
+            f"the model does not fit: of all grids that were tried, {plan.shape} needs the least memory, {needed} on "
+            f"{device.device}, and a {type_of(device.device)} has {there}. Use more devices, more stages, smaller "
+            "virtual nodes, recompute=True or copies=1."
         )
 
     def _best_of(self, candidates: Sequence[Team], lines: KnownLines, *, fitting: bool = True) -> GridPlan | None:
@@ -182,10 +217,7 @@ class GridSearch:
         return lineup
 
     def _finished(self, lineup: Lineup, lines: KnownLines) -> GridPlan:
-        free = {
-            pool.device_type: [n for n in names_of(self._pools) if type_of(n) == pool.device_type]
-            for pool in self._pools
-        }
+        free = {name: list(devices) for name, devices in self._names.items()}
         routes: list[tuple[DeviceId, ...]] = []
         times: dict[DeviceId, CellsTime] = {}
         for line, nodes in lineup:
@@ -198,6 +230,11 @@ class GridSearch:
         return GridPlan(cells, assembled(cells, self._costs, times))
 
 
+def worth(plan: GridPlan) -> tuple[float, float, int]:
+    """Less is better: first by how much it does not fit."""
+    return plan.forecast.excess, plan.step_seconds, len(plan.cells.devices)
+
+
 def _fits(plan: GridPlan | None) -> bool:
     return plan is not None and plan.forecast.fits
 
@@ -208,7 +245,3 @@ def _moved(lineup: Lineup, slowest: int, place: int) -> Lineup:
         line, nodes = lineup[at]
         changed[at] = line, nodes + more
     return tuple(entry for entry in changed if entry[1])
-
-
-def gigabytes(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"

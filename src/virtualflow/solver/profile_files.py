@@ -21,7 +21,7 @@ def read(path: Path) -> Workload:
     contents = _contents(path)
     if stage_profile.is_staged(contents):
         raise ProfileError(
-            f"{path} is of a model that is cut into stages, and tells nothing of whole ones. If the script has no "
+            f"{path} is of a model that is cut into stages, and says nothing about whole models. If the script has no "
             "stages any more, make its profiles again with `vf profile`."
         )
     return from_json(contents, str(path))
@@ -34,20 +34,33 @@ def read_all(folder: Path) -> Workload:
 
 def are_staged(folder: Path) -> bool:
     """Whether the profiles of a folder are of a model that is cut into stages."""
-    return any(stage_profile.is_staged(_contents(path)) for path in _paths(folder))
+    return any(is_staged(path) for path in _paths(folder))
+
+
+def is_staged(path: Path) -> bool:
+    """Whether a file is the profile of a model that is cut into stages."""
+    return stage_profile.is_staged(_contents(path))
+
+
+def read_staged(path: Path) -> StagedWorkload:
+    """The profile of a model that is cut into stages."""
+    if not stage_profile.is_staged(contents := _contents(path)):
+        raise ProfileError(
+            f"{path} is of a whole model, and others beside it are of one that is cut into stages. Make them all "
+            "again with `vf profile`, in an empty folder."
+        )
+    return stage_profile.from_json(contents, str(path))
 
 
 def read_stages(folder: Path) -> StagedWorkload:
     """All profiles of a folder, of a model that is cut into stages, as one workload."""
-    workloads = []
-    for path in _paths(folder):
-        if not stage_profile.is_staged(contents := _contents(path)):
-            raise ProfileError(
-                f"{path} is of a whole model, and others beside it are of one that is cut into stages. Make them all "
-                "again with `vf profile`, in an empty folder."
-            )
-        workloads.append(stage_profile.from_json(contents, str(path)))
-    return stage_profile.merged(workloads)
+    return stage_profile.merged([read_staged(path) for path in _paths(folder)])
+
+
+def kept_stages(folder: Path) -> dict[str, Any] | None:
+    """The stage profiles that are kept in *folder* as part of a job's description; None if there are none."""
+    is_there = folder.is_dir() and any(folder.glob("*.json")) and are_staged(folder)
+    return stage_profile.to_json(read_stages(folder)) if is_there else None
 
 
 def _paths(folder: Path) -> list[Path]:

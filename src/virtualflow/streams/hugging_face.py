@@ -31,8 +31,9 @@ def hf_stream(
         )
     if _is_shuffled(dataset):
         raise ConfigError(
-            "vf.hf_stream got a dataset with a shuffle of its own. Its buffer is not part of its state, so whoever "
-            "goes on from the middle would lose examples. Leave shuffle() out: vf.hf_stream(dataset, block=n) shuffles."
+            "vf.hf_stream got a dataset with a shuffle of its own. Its buffer is not part of its state, so a "
+            "worker that continues from the middle would lose examples. Leave shuffle() out: "
+            "vf.hf_stream(dataset, block=n) shuffles."
         )
     return Stream(HubShards(dataset, shards), shards=shards, examples=examples, block=block)
 

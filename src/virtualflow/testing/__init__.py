@@ -1,12 +1,13 @@
 """For tests of code that uses VirtualFlow, of policies and managers, and for tests that tests can fail.
 
-``training`` is for scripts; ``thread_group``, ``fake_backend`` and ``fake_launcher`` stand for processes,
-``fake_clock`` for time. Nothing else of this project imports this folder. Start with ``fake_backend``.
+``training`` is for scripts; ``thread_group``, ``fake_backend``, ``fake_member`` and ``fake_launcher`` stand for
+processes, ``fake_clock`` for time. Nothing else of this project imports this folder. Start with ``fake_backend``.
 """
 
 from virtualflow.testing.fake_backend import FakeBackend, FakeWorker
 from virtualflow.testing.fake_clock import FakeClock
 from virtualflow.testing.fake_launcher import FakeLauncher, FakeProcess
+from virtualflow.testing.fake_member import FakeMember
 from virtualflow.testing.thread_group import ThreadGroup, run_together
 from virtualflow.testing.training import RecordingDataset, break_the_grid, kill_at
 
@@ -14,6 +15,7 @@ __all__ = [
     "FakeBackend",
     "FakeClock",
     "FakeLauncher",
+    "FakeMember",
     "FakeProcess",
     "FakeWorker",
     "RecordingDataset",

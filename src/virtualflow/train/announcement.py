@@ -6,6 +6,7 @@ from torch import Tensor
 
 from virtualflow.core.mapping import DeviceId
 from virtualflow.core.membership import Group, Membership, Work
+from virtualflow.core.wording import listed
 from virtualflow.errors import CollectiveError
 from virtualflow.train.packed_values import gather_packed, unpacked
 
@@ -63,7 +64,8 @@ class Announcement:
         everyone = unpacked(gather_packed(self._my_error, self._group))
         raised = [f"on device {d}, {text}" for d, text in zip(self._membership.devices, everyone, strict=True) if text]
         return (
-            f"{'; '.join(raised)}. The script has caught that, and goes on there with another model than on the other "
+            f"{'; '.join(raised)}. The script has caught that, and continues there with another model than on "
+            f"the other "
             "devices: what updates the model (the optimizer, on_gradients=, on_step=) must do the same on all of them."
             if raised
             else ""
@@ -73,7 +75,7 @@ class Announcement:
         """Who has not been here from the start, if that can be the cause."""
         joined = sorted({device for change in self._membership.changes for device in change.joined})
         if joined:
-            return f"Device(s) {', '.join(joined)} joined while the job ran"
+            return f"{listed('Device', joined)} joined while the job ran"
         return "The job was resumed" if self._membership.job.resume_from is not None else ""
 
 

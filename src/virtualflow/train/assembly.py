@@ -31,6 +31,7 @@ from virtualflow.train.variables import Variables
 
 def assemble(trained: Trained, choices: StepChoices, settled: Settled) -> Engine:
     """Put together the engine that makes the steps of what is *trained*."""
+    settled.pace.check(trained.staging.cut.count if trained.staging is not None else None)
     live = _live_state(trained, choices, settled)
     settled.peers.may_leave_early = settled.peers.may_leave_early and live.shards is None
     other_optimizers.declare((*trained.optimizers, *trained.state))
@@ -55,8 +56,9 @@ def _staged_engine(staging: Staging, live: Live, choices: StepChoices, settled: 
         live,
         settled.peers,
         settled.device,
+        settled.pace,
         settled.seed,
-        settled.virtual_nodes,
+        settled.schedule.at(0),
         settled.number,
         choices.clip_grad_norm,
         choices.on_nan,
@@ -136,6 +138,7 @@ def _step_runners(
             beside,
             live.metric_names,
             live.shards,
+            job.instruments.notes if job.instruments is not None else None,
         )
         for phase, beside in zip(trained.phases.values(), undeclared, strict=True)
     }

@@ -50,7 +50,7 @@ class Boundary:
             try:
                 self._checkpoints.write_automatic()
             except CheckpointError as error:  # a full disk: the next one may go better, and until then the last counts
-                warnings.warn(f"the job goes on without a checkpoint of this step: {error}", stacklevel=2)
+                warnings.warn(f"the job continues without a checkpoint of this step: {error}", stacklevel=2)
         if self._membership.change_is_due:
             # Now: a worker that has just become the lead has the last one's steps to record, and may not stay the lead.
             self._journal.regrouped(step)

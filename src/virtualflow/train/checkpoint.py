@@ -140,7 +140,7 @@ def check_same_job(path: Path, saved: dict[str, Any], mine: dict[str, Any]) -> N
     differing = [f"{key} {saved.get(key)} there, {mine[key]} here" for key in mine if saved.get(key) != mine[key]]
     if differing:
         raise CheckpointError(
-            f"{path} is of another job: {'; '.join(differing)}. Going on from it would give another model than that "
+            f"{path} is of another job: {'; '.join(differing)}. Continuing from it would give another model than that "
             "job's. Make them equal, or use load(path, force=True) to take its state into this job all the same."
         )
 

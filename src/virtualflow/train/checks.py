@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -54,9 +54,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None
             )
 
 
-def check_sharding(
-    sharding: str, copies: int, reduction: str, optimizer: Any, on_gradients: Any, job: JobContext
-) -> None:
+def check_sharding(sharding: str, copies: int, reduction: str, on_gradients: Any, job: JobContext) -> None:
     if sharding not in ("none", "state"):
         raise ConfigError(f'sharding={sharding!r}, expected "none" or "state"')
     if not isinstance(copies, int) or copies < 1:
@@ -65,7 +63,6 @@ def check_sharding(
         return
     reasons = {
         'reduction="exact"': reduction != "exact",
-        "one kind of step, without phases": isinstance(optimizer, Mapping),
         "no on_gradients: no worker has all gradients": on_gradients is not None,
         "devices of one type": job.mixed,
         "no --audit": job.description.audit,

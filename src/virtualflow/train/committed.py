@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from virtualflow.core import faults
 from virtualflow.core.membership import Group
+from virtualflow.core.wording import counted
 from virtualflow.errors import CheckpointError
 from virtualflow.train import optimizer_state
 from virtualflow.train.buffers import Buffers, register
@@ -96,7 +97,8 @@ def put(live: Live, saved: dict[str, Any]) -> Position:
         raise CheckpointError("either the checkpoint or this Trainer has a grad_scaler, and the other has none")
     if len(saved["optimizers"]) != len(live.optimizers):
         raise CheckpointError(
-            f"the checkpoint holds {len(saved['optimizers'])} optimizer(s), this Trainer has {len(live.optimizers)}"
+            f"the checkpoint holds {counted(len(saved['optimizers']), 'optimizer')}, this Trainer has "
+            f"{len(live.optimizers)}"
         )
     blocks = SavedBlocks(saved[BLOCKS]) if BLOCKS in saved else None
     for place, optimizer in enumerate(live.optimizers):

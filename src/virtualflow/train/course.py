@@ -46,7 +46,8 @@ class Course:
         """The course of a job that *engine* trains. *facts* say which job this is."""
         live, peers, recorded, number = engine.live, settled.peers, settled.recorded, settled.number
         loop = Loop()
-        journal = Journal(peers, number, settled.virtual_nodes, tools, live.stages)
+        tools = tools if instruments.keep_files else ()
+        journal = Journal(peers, number, settled.virtual_nodes, tools if instruments.keep_files else (), live.stages)
         checkpoints = Checkpoints(peers.membership.job, facts, live, loop, peers, recorded)
         boundary = Boundary(live, loop, peers, recorded, checkpoints, journal)
         comparisons = Comparisons(live, loop, peers, engine.undeclared, journal)

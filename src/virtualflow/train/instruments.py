@@ -1,4 +1,5 @@
-"""What may be put around a Trainer's engine: another device's pace, or a measurement instead of training.
+"""What may be put around a Trainer's engine: another device's pace, a measurement instead of training, or
+the replay of one step.
 
 A worker's launcher chooses; the Trainer asks for a pace and says when a pass begins, and knows nothing else of it.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,6 +17,7 @@ from virtualflow.core.emulation import Emulated
 from virtualflow.core.sharding import GlobalBatch
 from virtualflow.train.committed import Live
 from virtualflow.train.data import Feed
+from virtualflow.train.node_notes import NodeNotes
 from virtualflow.train.pace import DevicePace, EmulatedPace, Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.step import StepResult
@@ -56,6 +59,8 @@ class Instruments:
     """None: a Trainer that trains, as fast as its device does."""
 
     take_any_batch = False  # whether a plan's node sizes count whatever batch size the script has
+    keep_files = True  # whether the script's checkpoints and exports are written, and its loggers run
+    notes: NodeNotes | None = None  # who looks at what virtual nodes compute
 
     def pace(self, device: torch.device) -> Pace:
         return Pace() if device.type == "cpu" else DevicePace(device)
@@ -65,6 +70,9 @@ class Instruments:
 
         *settle* does what is due between two steps.
         """
+
+    def end_step(self, trainer: int, step: int) -> None:
+        """The Trainer of that number has made *step* of the job."""
 
 
 class Emulation(Instruments):
@@ -77,8 +85,8 @@ class Emulation(Instruments):
         return EmulatedPace(self._emulated)
 
 
-class MeasurementDone(BaseException):
-    """Ends a script that has been measured. Not an error: a script's own ``except Exception`` must not stop it."""
+class ScriptDone(BaseException):
+    """Ends a script of which nothing more is wanted. No error: a script's own ``except Exception`` must not stop it."""
 
 
 class Measurement(Instruments):
@@ -102,11 +110,30 @@ class Measurement(Instruments):
             from virtualflow.train import profiler
 
             profiler.measure(engine, settle, feed, examples, self._wanted)
-        raise MeasurementDone
+        raise ScriptDone
 
 
-def chosen(settings: Mapping[str, Any]) -> Instruments:
-    """The instruments that a worker was started with: ``emulated``, ``measurement``, both or neither."""
-    emulated, wanted = settings.get("emulated"), settings.get("measurement")
+class StepReplay(Instruments):
+    """Ends the script after a step of its first Trainer, and notes what its virtual nodes compute in it."""
+
+    keep_files = False  # the script has written them when it was run
+
+    def __init__(self, wanted: Mapping[str, Any], folder: Path) -> None:
+        self._step: int = wanted["step"]
+        if wanted["notes"]:
+            self.notes = NodeNotes(self._step, folder, with_tensors=wanted["tensors"])
+
+    def end_step(self, trainer: int, step: int) -> None:
+        if trainer == 1 and step >= self._step:
+            if self.notes is not None:
+                self.notes.write()
+            raise ScriptDone
+
+
+def chosen(settings: Mapping[str, Any], folder: Path) -> Instruments:
+    """The instruments that a worker of the job in *folder* was started with: see ``job.spec``."""
+    emulated, wanted, replay = (settings.get(name) for name in ("emulated", "measurement", "replay"))
+    if replay is not None:
+        return StepReplay(replay, folder)
     around = Emulation(Emulated.from_json(emulated)) if emulated is not None else Instruments()
     return Measurement(wanted, around) if wanted is not None else around

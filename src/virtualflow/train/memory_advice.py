@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from virtualflow.core.wording import counted
+
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -50,7 +52,9 @@ def fitting_size(examples: int, use: MemoryUse, asked: int = 0) -> int:
 def memory_advice(node: int, examples: int, global_step: int, error: BaseException, use: MemoryUse | None) -> str:
     """What happened, and what would fit."""
     reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
-    happened = f"out of memory in step {global_step}, virtual node {node} with {examples} example(s): {reason}. "
+    happened = (
+        f"out of memory in step {global_step}, virtual node {node} with {counted(examples, 'example')}: {reason}. "
+    )
     smaller = "A device holds one virtual node at a time, so more virtual nodes (smaller ones) need less memory"
     if use is None:
         return f"{happened}{smaller} for the same batch."
@@ -61,7 +65,9 @@ def memory_advice(node: int, examples: int, global_step: int, error: BaseExcepti
     size = fitting_size(examples, use, _asked_bytes(reason))
     if size == 0:
         return f"{happened}{figures}One example does not fit beside them: use a smaller model or a larger device."
-    return f"{happened}{figures}{smaller}: about {size} example(s) each may fit, where now there are {examples}."
+    return (
+        f"{happened}{figures}{smaller}: about {counted(size, 'example')} each may fit, where now there are {examples}."
+    )
 
 
 def _asked_bytes(reason: str) -> int:

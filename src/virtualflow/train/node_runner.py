@@ -18,6 +18,7 @@ from virtualflow.train.data import Feed, Shard
 from virtualflow.train.loss import NodeLoss, check_rows, read_loss
 from virtualflow.train.memory_advice import MemoryUse, is_out_of_memory
 from virtualflow.train.node_errors import explained
+from virtualflow.train.node_notes import NodeNotes, Noting
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.readback import Readback
@@ -47,6 +48,7 @@ class NodeRunner:
         undeclared: UndeclaredState,
         metric_names: MetricNames,
         replays: Replays,
+        notes: NodeNotes | None = None,
     ) -> None:
         self._parts = parts
         self._model = parts.model
@@ -60,6 +62,7 @@ class NodeRunner:
         self._undeclared = undeclared
         self._metric_names = metric_names
         self._replays = replays
+        self._notes = notes
         self._untouched = Untouched(self._model, {}, by_value=False)
         self._is_first_step = True
         self.current = 0  # the virtual node that was looked at last
@@ -79,6 +82,21 @@ class NodeRunner:
     ) -> NodeReport:
         """Run virtual node *node*. The last of an attempt calls *before_sending* before gradients may be sent."""
         self.current = node
+        if self._notes is None:
+            return self._run(attempt, node, feed, readback, before_sending, None)
+        device, model = self._peers.membership.device, self._model
+        with self._notes.watching(attempt.global_step, node, device, attempt.batch, model, self._reduction) as noting:
+            return self._run(attempt, node, feed, readback, before_sending, noting)
+
+    def _run(
+        self,
+        attempt: Attempt,
+        node: int,
+        feed: Feed,
+        readback: Readback,
+        before_sending: Callable[[], None] | None,
+        noting: Noting | None,
+    ) -> NodeReport:
         self._pace.begin()
         held, examples = accelerators.allocated_bytes(self._parts.device), len(attempt.batch.shards[node])
         self._buffers.restore()
@@ -86,7 +104,7 @@ class NodeRunner:
         if self._audit is not None:
             self._audit.begin_node(self._reduction, node)
         try:
-            shard, loss = self._forward(attempt, node, feed)
+            shard, loss = self._forward(attempt, node, feed, noting)
             if before_sending is not None:
                 with self._pace.not_counted():
                     before_sending()
@@ -102,15 +120,19 @@ class NodeRunner:
             self._replays.ran(node)
         return self._report(attempt, node, shard, loss, readback)
 
-    def _forward(self, attempt: Attempt, node: int, feed: Feed) -> tuple[Shard, NodeLoss]:
+    def _forward(self, attempt: Attempt, node: int, feed: Feed, noting: Noting | None) -> tuple[Shard, NodeLoss]:
         shard = feed.take(attempt.request(node))
         reseed(derive(self._settings.seed, "node", attempt.global_step, node))
         faults.reach("forward")
         if self._is_first_step:
             self._replays.loaded(node, shard.batch)
+        if noting is not None:
+            noting.loaded(shard.batch)
         watch = self._undeclared.watched(attempt.global_step, node) if self._is_first_step else nullcontext()
         with watch, self._peers.inside("loss_fn"):
             loss = read_loss(self._settings.loss_fn(self._model, shard.batch), shard.examples)
+        if noting is not None:
+            noting.computed(loss)
         if loss.is_mean:
             check_rows(shard.batch, shard.examples, drawn=shard.is_drawn)
         self._untouched.check_forward(attempt.global_step)

@@ -93,7 +93,7 @@ def check(optimizer: Optimizer) -> None:
             raise ConfigError(
                 f"the optimizer {type(optimizer).__name__} keeps {what} in its attribute {name!r}, which its "
                 "state_dict does not "
-                "hold: workers that join and jobs that resume would go on without it. Keep it in "
+                "hold: workers that join and jobs that resume would continue without it. Keep it in "
                 "optimizer.state[parameter], "
                 "or give the optimizer a state_dict and a load_state_dict that hold it."
             )

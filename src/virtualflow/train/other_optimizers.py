@@ -44,7 +44,7 @@ def _before(optimizer: Optimizer, *_: Any) -> None:
         type_name = type(optimizer).__name__
         raise HiddenStateError(
             f"the script steps an optimizer ({type_name}) that no Trainer knows of. A worker that joins, and a job "
-            "that resumes, would go on without its state. Put it, and the module that it trains, into the job: "
+            "that resumes, would continue without its state. Put it, and the module that it trains, into the job: "
             "vf.Trainer(..., state=[module, optimizer])."
         )
     _stepping.append(optimizer)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from virtualflow.core.cell_schedule import CellRun
 from virtualflow.core.emulation import Emulated
 
 
@@ -17,6 +18,9 @@ class Pace:
     def __init__(self) -> None:
         self.overran = 0  # waves and updates of the current step that took longer than they should have
         self._seconds = self._begun = self._not_counted_seconds = 0.0
+
+    def check(self, stages: int | None) -> None:
+        """Raise ConfigError if it can't be kept for a model in so many *stages*, or for one that is not cut."""
 
     @property
     def wave_seconds(self) -> float:
@@ -41,8 +45,14 @@ class Pace:
         """A wave of *node_size* examples ends, in that *step* of the job."""
         self._seconds += time.perf_counter() - self._begun - self._not_counted_seconds
 
+    def end_cell(self, run: CellRun, stages: int, node_size: int, step: int) -> None:
+        """The *run* of a cell ends, before what it has made is handed on; the model has so many *stages*."""
+
     def end_update(self, devices: int) -> None:
         """The update of a step on this number of *devices* ends."""
+
+    def end_unit(self, unit: tuple[int, ...], stages: int) -> None:
+        """The update of what the stages in *unit* use ends."""
 
 
 class DevicePace(Pace):
@@ -96,6 +106,9 @@ class EmulatedPace(Pace):
         self._emulated = emulated
         self._processor_seconds = 0.0  # of this thread, when the wave began
 
+    def check(self, stages: int | None) -> None:
+        self._emulated.check(stages)
+
     def begin(self) -> None:
         super().begin()
         self._processor_seconds = time.thread_time()
@@ -107,6 +120,14 @@ class EmulatedPace(Pace):
 
     def end_update(self, devices: int) -> None:
         if seconds := self._emulated.step_seconds(devices):
+            self._wait(seconds)
+
+    def end_cell(self, run: CellRun, stages: int, node_size: int, step: int) -> None:
+        needed = time.thread_time() - self._processor_seconds
+        self._wait(self._emulated.cell_seconds(run, stages, node_size, needed, step))
+
+    def end_unit(self, unit: tuple[int, ...], stages: int) -> None:
+        if seconds := self._emulated.unit_seconds(unit, stages):
             self._wait(seconds)
 
     def _wait(self, seconds: float) -> None:

@@ -49,20 +49,20 @@ def write_together(peers: Peers, call: str, global_step: int, path: Path, write:
     def attempt() -> Tensor:
         failures.clear()
         peers.announce(call, global_step).check()
-        found: list[int] = []
+        numbers: list[int] = []
         try:
-            found = write()
+            numbers = write()
         except CheckpointError as error:
             failures.append(error)
         failed = torch.tensor([len(failures)])
         if peers.group is not None:
             peers.group.max(failed).wait()
-        return torch.tensor([1] if int(failed) else [0, *found])
+        return torch.tensor([1] if int(failed) else [0, *numbers])
 
-    failed, *found = (int(value) for value in peers.agree(attempt))
+    failed, *numbers = (int(value) for value in peers.agree(attempt))
     if failed:
         raise failures[-1] if failures else CheckpointError(f"another worker could not write its part of {path}")
-    return found
+    return numbers
 
 
 def with_paths(saved: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import torch
 from virtualflow.core.membership import JobContext
 from virtualflow.core.profile import LARGEST, MEMORY, PACE, TIME, Point
 from virtualflow.core.sharding import GlobalBatch
+from virtualflow.core.wording import counted
 from virtualflow.errors import ConfigError, DeviceMemoryError
 from virtualflow.train import run_facts
 from virtualflow.train.data import Feed, Request, Shard
@@ -102,7 +103,8 @@ class _Stopwatch:
         if math.isfinite(result.loss) and (norm is None or math.isfinite(norm)):
             return
         raise ConfigError(
-            f"a step on {examples} example(s) has the loss {result.loss} and the gradient norm {norm}: numbers that "
+            f"a step on {counted(examples, 'example')} has the loss {result.loss} and the gradient norm {norm}: "
+            f"numbers that "
             "are not finite take other times, so what would be measured is void. Mend the model or its data first."
         )
 

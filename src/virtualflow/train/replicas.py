@@ -29,13 +29,14 @@ class Replicas:
     def check(self, call: str, global_step: int, when: str) -> list[int]:
         """Raise ReplicaError if workers differ. On mixed device types they get the lead's model: returns which ones."""
         self._compare_blocks(call, global_step, when)
+        stages = self._live.stages.compare(call, global_step, when) if self._live.stages is not None else []
         odd = self._odd(call, global_step)
         if odd and not self._peers.membership.job.mixed:
             raise self._refusal(call, global_step, when, odd)
         if odd:  # their kernels round differently
             values = (value for _, value in contents(self._live.parts, self._live.optimizers))
             self._peers.share(call, [value for value in values if isinstance(value, Tensor)])
-        return odd
+        return sorted({*odd, *stages})
 
     def _compare_blocks(self, call: str, global_step: int, when: str) -> None:
         """Raise ReplicaError if two holders of a block hold different state."""

@@ -17,6 +17,7 @@ from virtualflow.train.audit import Audit
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.data import Feed
 from virtualflow.train.new_buffers import from_all
+from virtualflow.train.node_notes import NodeNotes
 from virtualflow.train.node_runner import NodeRunner
 from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
@@ -71,6 +72,7 @@ class StepRunner:
         undeclared: UndeclaredState,
         metric_names: MetricNames,
         shards: Shards | None = None,
+        notes: NodeNotes | None = None,
     ) -> None:
         self._parts = parts
         self._model = parts.model
@@ -100,6 +102,7 @@ class StepRunner:
             undeclared,
             metric_names,
             self._replays,
+            notes,
         )
         must_be_finite = settings.on_nan == "raise" and grad_scaler is None
         reduction.finds_not_finite = must_be_finite

@@ -7,8 +7,9 @@ import time
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import GlobalBatch
 from virtualflow.train.course import Course
-from virtualflow.train.instruments import Engine
+from virtualflow.train.instruments import Engine, Instruments
 from virtualflow.train.phases import check_phase
+from virtualflow.train.preparation import Settled
 from virtualflow.train.seeding import reseed
 from virtualflow.train.step_metrics import StepLoss
 
@@ -16,10 +17,12 @@ from virtualflow.train.step_metrics import StepLoss
 class StepCalls:
     """What a Trainer's ``step`` and ``gradients`` do."""
 
-    def __init__(self, engine: Engine, course: Course, seed: int) -> None:
+    def __init__(self, engine: Engine, course: Course, settled: Settled, instruments: Instruments) -> None:
         self._engine = engine
         self._course = course
-        self._seed = seed
+        self._seed = settled.seed
+        self._trainer = settled.number
+        self._instruments = instruments
 
     def make(self, batch: GlobalBatch, phase: str, *, update: bool) -> StepLoss:
         """Make a step of *phase* on *batch*, together with the other workers; without *update*, leave its gradients."""
@@ -43,4 +46,5 @@ class StepCalls:
         loop.complete_step(batch.step, chain)
         pace = engine.pace
         engine.peers.membership.report_pace(loop.position.global_step, pace.wave_seconds, pace.overran)
+        self._instruments.end_step(self._trainer, step)
         return StepLoss(result.loss, result.metrics)

@@ -62,7 +62,7 @@ class Trained:
             "pipeline=": spread.pipeline != "1f1b",
         }
         refuse_without_stages(job, given_alone)
-        checks.check_sharding(spread.sharding, spread.copies, choices.reduction, optimizer, choices.on_gradients, job)
+        checks.check_sharding(spread.sharding, spread.copies, choices.reduction, choices.on_gradients, job)
         module, phases = as_module(model), phases_of(optimizer, loss_fn)
         optimizers = all_optimizers(phases)
         checks.check_model(module)

@@ -1,4 +1,4 @@
-"""The Trainer: what a user's script talks to. It leads the script through its loops and hands the work to the rest."""
+"""The Trainer: what a user's script calls. It takes the script through its loops and delegates the work."""
 
 from __future__ import annotations
 
@@ -108,10 +108,11 @@ class Trainer:
         facts = run_facts.of_job(settled.seed, schedule) | trained.facts
         self._live = engine.live
         self._course = Course.of(facts, engine, settled, self._loading, instruments, loggers)
-        self._steps = StepCalls(engine, self._course, settled.seed)
+        self._steps = StepCalls(engine, self._course, settled, instruments)
         self._calls = SharedCalls(
             engine.inference, self._course.loop, self._peers, self._recorded, self._loading, self._course.journal
         )
+        self._keep_files = instruments.keep_files
         self._on_step = (on_step,) if callable(on_step) else tuple(on_step)
         membership.new_trainer(settled.number, schedule.at(0), trained.parameters)
         if not membership.joining:
@@ -164,7 +165,7 @@ class Trainer:
             self._course.entrance.leave_loop()
 
     def batches(self, data: Data) -> Iterator[GlobalBatch]:
-        """The global batches of this epoch: for ``step``, once each, from where the job stands.
+        """The global batches of this epoch: for ``step``, once each, beginning with the job's next step.
 
         *data* is a map-style dataset, several of them (``vf.zipped``), a stream that says how many examples it has, or
         a DataLoader, whose batches are then the global ones.
@@ -192,9 +193,9 @@ class Trainer:
 
         A Trainer that has phases makes a step of the one that is named.
         """
-        return self._told(self._steps.make(batch, phase, update=True))
+        return self._reported(self._steps.make(batch, phase, update=True))
 
-    def _told(self, loss: StepLoss) -> StepLoss:
+    def _reported(self, loss: StepLoss) -> StepLoss:
         for call in self._on_step:
             call(self, loss)
         return loss
@@ -248,19 +249,21 @@ class Trainer:
         return job_digest(self._live, self._course.loop, self._peers)
 
     def save(self, path: str | Path) -> None:
-        """Write the job's state, so that any number of devices can go on from it.
+        """Write the job's state, so that any number of devices can continue from it.
 
         A save inside the loop over ``batches`` resumes at the next step; one after it counts the epoch as finished.
         """
         self._recorded(lambda: self._save(Path(path)))
 
     def _save(self, path: Path) -> None:
+        if not self._keep_files:
+            return
         self._course.checkpoints.save(path)
         self._course.journal.saved(self.global_step, path)
 
     def load(self, path: str | Path, *, force: bool = False) -> None:
-        """Go on from a checkpoint. *force* takes the state of a job with another seed or batch into this one."""
-        if not self._membership.joining:  # else the job has long gone on from there
+        """Continue from a checkpoint. *force* takes the state of a job with another seed or batch into this one."""
+        if not self._membership.joining:  # a worker that joins gets the job's state, which is newer
             self._course.resuming.load(Path(path), force=force)
 
     def export(self, path: str | Path) -> None:
@@ -268,6 +271,9 @@ class Trainer:
 
         With stages, it is that of an ``nn.ModuleList`` or ``nn.Sequential`` of them.
         """
+        if not self._keep_files:
+            self._recorded(lambda: None)
+            return
         if (files := self._live.files) is not None:
             self._recorded(lambda: files.export(Path(path), self.global_step))
             return
@@ -285,7 +291,7 @@ class Trainer:
         return self._course.entrance.enter_other_loop()
 
     def leave(self) -> None:
-        """The loop that was entered has ended."""
+        """Tell the Trainer that the loop of ``enter`` has ended."""
         self._course.boundary.stop_if_orphaned()
         self._course.entrance.leave_loop()
 
@@ -305,7 +311,7 @@ class Trainer:
         ``grad_scaler`` the gradients are still scaled.
         """
         checks.check_not_sharded(self._live.shards, "trainer.gradients")
-        return self._told(self._steps.make(batch, phase, update=False))
+        return self._reported(self._steps.make(batch, phase, update=False))
 
     def once(self, function: Callable[[], object]) -> None:
         """Have the lead worker call *function*, such as one that writes a file; return when all know that it is done.
@@ -341,9 +347,9 @@ class Trainer:
         return self._calls.map(data, function, batch_size, collate_fn)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a framework's own checkpoint lacks, besides model and optimizer, to go on with the same bits."""
+        """What a framework's own checkpoint lacks, besides model and optimizer, to continue with the same bits."""
         return self._course.resuming.own_state()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned. Raises CheckpointError if it is of another job."""
+        """Continue from what ``state_dict`` returned. Raises CheckpointError if it is of another job."""
         self._course.resuming.put_own_state(saved)

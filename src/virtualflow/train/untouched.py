@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from virtualflow.core.wording import listed
 from virtualflow.errors import HiddenStateError
 from virtualflow.train.state import checksum, named_parameters
 
@@ -30,7 +31,7 @@ class Untouched:
         if self._by_value:  # what only moved, as an LSTM's weights do when they are packed, has not changed
             written = [name for name in written if self._differs(name)]
         if written:
-            raise HiddenStateError(_advice(global_step, f"wrote to the parameter(s) {', '.join(written)}"))
+            raise HiddenStateError(_advice(global_step, f"wrote to the {listed('parameter', written)}"))
 
     def check_node(self, global_step: int) -> None:
         """The same, by value too, after a whole virtual node."""
@@ -38,10 +39,10 @@ class Untouched:
         if not self._by_value:
             return
         if odd := named_parameters(self._model).keys() ^ self._parameters.keys():
-            raise HiddenStateError(_advice(global_step, f"added or removed the parameter(s) {', '.join(sorted(odd))}"))
+            raise HiddenStateError(_advice(global_step, f"added or removed the {listed('parameter', sorted(odd))}"))
         if written := [name for name in self._parameters if self._differs(name)]:
             raise HiddenStateError(
-                _advice(global_step, f"wrote to the parameter(s) {', '.join(written)}, through .data or a view")
+                _advice(global_step, f"wrote to the {listed('parameter', written)}, through .data or a view")
             )
 
     def _differs(self, name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import transformers
 from torch.utils.data import IterableDataset
 
+from virtualflow.core.wording import counted
 from virtualflow.errors import ConfigError
 
 # What transformers' loop is made of, as far as it is replaced: no public names, so another version may lack one.
@@ -77,7 +78,7 @@ def _reasons(args: Any, train_dataset: Any, devices: int, virtual_nodes: int) ->
         )
     if devices > virtual_nodes:
         yield (
-            f"{virtual_nodes} virtual node(s) on {devices} devices. A virtual node is a micro-batch: raise "
+            f"{counted(virtual_nodes, 'virtual node')} on {devices} devices. A virtual node is a micro-batch: raise "
             "gradient_accumulation_steps and lower per_device_train_batch_size by the same factor; or say "
             "virtual_nodes=, which splits the same batch into that number."
         )

@@ -20,7 +20,7 @@ from virtualflow.sim.failures import Failures
 from virtualflow.sim.result import Run
 
 GAVEL = ("las", "las-agnostic", "las-mixed", "las-mixed-columns", "water-filling", "ftf", "makespan")
-OTHERS = ("tiresias", "optimus", "themis")
+OTHERS = ("tiresias", "optimus", "themis", "pollux", "sia", "easyscale")
 PLAIN = ("wfs", "sjf", "srtf", "priority", "fifo")
 EVERY = [*((name, None) for name in (*PLAIN, *GAVEL, *OTHERS)), ("las", "gavel"), ("ftf", "gavel")]
 TABLE = Table(
@@ -90,7 +90,7 @@ def test_rounds_are_respected(name: str, trace: list[Job]) -> None:
             assert segment.end_seconds % 360 == 0 or segment.end_seconds == each.end_seconds
 
 
-@pytest.mark.parametrize("name", [*OTHERS, "gandiva"])
+@pytest.mark.parametrize("name", [*OTHERS, "gandiva", "antman"])
 @settings(max_examples=8, deadline=None)
 @given(trace=jobs(), rate=st.sampled_from((0.0, 5.0)))
 def test_work_goes_on_through_failures_and_whatever_it_costs(name: str, trace: list[Job], rate: float) -> None:

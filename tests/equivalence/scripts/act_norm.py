@@ -1,6 +1,6 @@
 """A flow whose ActNorm takes its first values from the first batch that it sees.
 
-Refused: HiddenStateError "wrote to the parameter(s)"
+Refused: HiddenStateError "wrote to the parameter"
 """
 
 import torch

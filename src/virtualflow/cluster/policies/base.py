@@ -6,8 +6,8 @@ should have how many devices of which type. The scheduler chooses the devices an
 * `Grant` for a running job changes its allocation, for a waiting one starts it, `NOTHING` suspends it. A job that the
   decision does not name keeps what it has: name only what changes, and an event costs only that.
 * Counts are by device type (``{"V100": 4, "P100": 2}`` is a mixed allocation); `ANY` leaves the types to the scheduler.
-* ``beside`` makes the job share the devices of another one. Both run at `Throughput.slowdown` of their speed. If the
-  other job ends, this one takes over the devices it is on.
+* ``beside`` makes the job share the devices of another one, its host. What is left of their speeds, `shared_speeds`
+  says. If the host ends, the other takes over the devices it is on.
 * Time slicing is suspending some jobs, granting others, and asking to be woken (`Decision.wake_seconds`).
 * `round_seconds` makes the policy be asked at multiples of it only. Without it, it is asked at every event.
 * `order` is the order of the queue. It is asked once, when a job begins to wait.
@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 from virtualflow.cluster.job import Job, ScheduledJob
 from virtualflow.cluster.snapshot import Snapshot
+from virtualflow.cluster.throughput.model import Throughput
 from virtualflow.cluster.users import Sharing
 
 ANY = "*"  # a device type for policies that only count
@@ -72,6 +73,8 @@ class Policy(ABC):
     needs_progress: bool = False  # whether `steps_done` must be up to date
     sharing: Sharing | None = None  # how users share devices under it; None: by no weights, only caps count
     restarts: bool = False  # whether a changed allocation means a checkpoint and a restart: no elastic jobs
+    changes_batch: bool = False  # whether jobs run at the batch size that is best for their devices: other results
+    live_refusal: str | None = None  # why no live manager can follow it, and what to use; None: it can
 
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
         self.options = options
@@ -85,6 +88,10 @@ class Policy(ABC):
 
         Drop what was derived from it: under its id there may soon be another `ScheduledJob`.
         """
+
+    def shared_speeds(self, host: Job, guest: Job, device_type: str, throughput: Throughput) -> tuple[float, float]:
+        """What is left of the speeds of a host and of a job beside it. Here, what was measured of the two."""
+        return throughput.slowdown(host, [guest], device_type), throughput.slowdown(guest, [host], device_type)
 
     @abstractmethod
     def allocate(self, snapshot: Snapshot) -> Decision: ...

@@ -27,11 +27,10 @@ BUILT_IN = {  # name -> module and class; imported when asked for, since some ne
     "optimus": "virtualflow.cluster.policies.optimus:Optimus",
     "themis": "virtualflow.cluster.policies.themis:Themis",
     "gandiva": "virtualflow.cluster.policies.gandiva:Gandiva",
-}
-
-LEFT_OUT = {  # a renamed sort is worse than nothing
-    "antman": "it keeps the host of shared devices at its full speed, by means inside the training framework, and we "
-    "know of no published speeds of jobs under it",
+    "antman": "virtualflow.cluster.policies.antman:Antman",
+    "pollux": "virtualflow.cluster.policies.pollux:Pollux",
+    "sia": "virtualflow.cluster.policies.sia:Sia",
+    "easyscale": "virtualflow.cluster.policies.easyscale:EasyScale",
 }
 
 
@@ -44,6 +43,14 @@ def make(name: str, options: Options = Options()) -> Policy:  # noqa: B008, froz
     return _factory(name)(options)
 
 
+def make_live(name: str, options: Options = Options()) -> Policy:  # noqa: B008, frozen
+    """As `make`, for jobs that really run: what those can't do is refused, with what to use."""
+    policy = make(name, options)
+    if policy.live_refusal is not None:
+        raise ConfigError(f"--policy {name} is for simulations (vf simulate): {policy.live_refusal}.")
+    return policy
+
+
 def _factory(name: str) -> Callable[[Options], Policy]:
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
@@ -53,9 +60,4 @@ def _factory(name: str) -> Callable[[Options], Policy]:
         if entry.name == name:
             loaded: Callable[[Options], Policy] = entry.load()
             return loaded
-    if name in LEFT_OUT:
-        raise ConfigError(
-            f"policy {name} is left out: {LEFT_OUT[name]} (see docs/explanation/scheduling.md). A package of your "
-            "own can add one: docs/how-to/write-a-policy.md."
-        )
     raise ConfigError(f"there is no policy {name!r}. There are {', '.join(names())}.")

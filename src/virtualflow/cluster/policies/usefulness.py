@@ -17,7 +17,7 @@ def curve_of(state: ScheduledJob, snapshot: Snapshot) -> Curve:
     Types are taken in the cluster's order.
     """
     job, best = state.job, 0.0
-    found: list[tuple[int, float]] = []
+    useful: list[tuple[int, float]] = []
     for count in range(job.min, job.demand + 1):
         counts, left = {}, count
         for name in snapshot.types_for(job):
@@ -26,10 +26,10 @@ def curve_of(state: ScheduledJob, snapshot: Snapshot) -> Curve:
         if left:
             break  # the cluster has no more
         speed = snapshot.speed(job, counts).steps_per_second
-        if not found or speed > WORTH_IT * best:
-            found.append((count, speed))
+        if not useful or speed > WORTH_IT * best:
+            useful.append((count, speed))
             best = speed
-    return tuple(found)
+    return tuple(useful)
 
 
 def trimmed(claims: Sequence[Claim], held: Sequence[int], devices: int) -> list[int]:

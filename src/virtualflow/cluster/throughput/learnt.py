@@ -182,9 +182,9 @@ def _posterior(start: Floats, deviation: Floats, rows: Floats, seen: Sequence[Ti
     while True:
         part = rows[:, free]
         precision = np.diag(deviation[free] ** -2) + (part * weights[:, None]).T @ part
-        found = np.linalg.solve(precision, start[free] / deviation[free] ** 2 + part.T @ (weights * seconds))
+        estimate = np.linalg.solve(precision, start[free] / deviation[free] ** 2 + part.T @ (weights * seconds))
         mean[:] = 0.0
-        mean[free] = found
+        mean[free] = estimate
         below = [place for place in (types, types + 1) if free[place] and mean[place] < 0]
         if not below:
             break

@@ -99,7 +99,7 @@ export const actions = {
   async drain(device) {
     const sure = await confirmed(
       `Drain device ${device}?`,
-      "A job on it goes on with its other devices, or waits if it has none.",
+      "A job on it continues with its other devices, or waits if it has none.",
       "Drain",
       false,
     );

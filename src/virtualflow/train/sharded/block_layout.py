@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from virtualflow.core import blocks
 from virtualflow.core.blocks import Block
 from virtualflow.errors import ConfigError
 from virtualflow.train.accumulate import is_dense
-from virtualflow.train.sharded.optimizer_probe import may_cut
+from virtualflow.train.sharded.optimizer_probe import check_hooks, choices, may_cut
 from virtualflow.train.state import Optimizers, named_parameters
 
 
@@ -37,7 +37,7 @@ class BlockLayout:
     def __init__(self, model: nn.Module, optimizers: Optimizers) -> None:
         self._model = model
         self._optimizers = optimizers
-        self._asked: dict[tuple[int, int, torch.dtype], bool] = {}
+        self._asked: dict[Any, bool] = {}
         self.cuts: dict[str, TensorCut] = {}
         self.blocks: list[Block] = []
 
@@ -46,8 +46,9 @@ class BlockLayout:
         parameters, cut_up = named_parameters(self._model), self._cut_up()
         cuts = {}
         for name, parameter in parameters.items():
-            whole = parameter not in cut_up or not is_dense(parameter)
             known = self.cuts.get(name)
+            stays = known is not None and known.parameter is parameter and len(known.blocks) == 1
+            whole = stays or parameter not in cut_up or not is_dense(parameter)
             pieces = blocks.cut(name, parameter.numel(), whole=whole)
             if known is not None and known.parameter is parameter and len(known.blocks) == len(pieces):
                 pieces = list(known.blocks)  # the same objects: there may be many of them
@@ -70,16 +71,30 @@ class BlockLayout:
 
     def _cut_up(self) -> set[nn.Parameter]:
         """The parameters that may be cut: those of which their optimizer has shown that it does not mind."""
+        self._check_one_state_each()
         found: set[nn.Parameter] = set()
         for place, optimizer in enumerate(self._optimizers):
+            check_hooks(optimizer)
             for number, group in enumerate(optimizer.param_groups):
+                chosen = choices(group)
                 for parameter in group["params"]:
-                    key = place, number, parameter.dtype
+                    key = place, number, parameter.dtype, chosen
                     if key not in self._asked:
                         self._asked[key] = may_cut(optimizer, number, parameter)
                     if self._asked[key]:
                         found.add(parameter)
         return found
+
+    def _check_one_state_each(self) -> None:
+        seen: set[nn.Parameter] = set()
+        for optimizer in self._optimizers:
+            held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+            if not seen.isdisjoint(held):
+                raise ConfigError(
+                    'sharding="state" keeps one state of each parameter, and two optimizers hold the same parameter. '
+                    'Give each to one of them, or use sharding="none".'
+                )
+            seen |= held
 
     def _check_form(self, name: str, before: TensorCut, now: TensorCut) -> None:
         if before.blocks != now.blocks or (len(now.blocks) > 1 and before.stride != now.stride):

@@ -108,5 +108,6 @@ def check_nothing_lost(blocks: Sequence[Block], have: Sequence[Sequence[object]]
     if lost := [block.tensor for block, holders in zip(blocks, have, strict=True) if not holders]:
         raise StateLostError(
             f"more workers were lost at once than copies= of the optimizer's state allow for: nobody holds that of "
-            f"{lost[0]!r} any more, nor of {len(lost) - 1} other blocks. Go on from the last checkpoint."
+            f"{lost[0]!r} any more, nor of {len(lost) - 1} other blocks. `vf run --resume` continues from the last "
+            "checkpoint, or from the beginning if none was written yet."
         )

@@ -6,7 +6,7 @@ gradient, takes part all the same.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,33 +43,38 @@ class GradientPiece:
 
 
 def bucket_bytes(workers: int) -> int:
-    """How much a bucket holds: the more workers may send one to the same worker at a time, the less."""
+    """How much of a bucket is for one worker: the more may send it some at a time, the less."""
     return max(LEAST_BYTES, MOST_BYTES // (MOST_UNDER_WAY * max(workers - 1, 1)))
 
 
 def buckets_of(pieces: Sequence[GradientPiece], most: int) -> list[range]:
-    """Consecutive *pieces* in buckets of *most* bytes. A large tensor ends a bucket: its gradient is then gone."""
+    """Consecutive *pieces* in buckets of *most* bytes for each worker.
+
+    A large tensor ends a bucket: its gradient is then gone.
+    """
     buckets: list[range] = []
-    start = filled = of_tensor = 0
+    start = of_tensor = 0
+    filled: Counter[int | None] = Counter()
     for place, piece in enumerate(pieces):
         is_new = place == 0 or pieces[place - 1].tensor != piece.tensor
-        if place > start and (filled + piece.length > most or (is_new and of_tensor >= most)):
+        is_full = filled[piece.owner] + piece.length > most
+        if place > start and (is_full or (is_new and of_tensor >= most)):
             buckets.append(range(start, place))
-            start, filled = place, 0
-        filled += piece.length
+            start = place
+            filled.clear()
+        filled[piece.owner] += piece.length
         of_tensor = piece.length if is_new else of_tensor + piece.length
     return [*buckets, range(start, len(pieces))] if pieces else []
 
 
 @dataclass(frozen=True, slots=True)
 class Bucketful:
-    """A bucket under way, and what must stay in memory for it."""
+    """A bucket under way, and where it arrives."""
 
     work: Work
     bucket: int
     wave: int
     incoming: Tensor
-    outgoing: Tensor
     sources: list[int]
 
 
@@ -110,12 +115,17 @@ class Delivery:
         self._places: dict[int, list[int]] = {}
         for place, piece in enumerate(pieces):
             self._places.setdefault(piece.tensor, []).append(place)
+        # Of each bucket, which pieces each rank sums up.
+        self._owned: list[dict[int | None, list[int]]] = [defaultdict(list) for _ in self._buckets]
+        for place, piece in enumerate(pieces):
+            self._owned[self._bucket_of[place]][piece.owner].append(place)
         self._wave = -1
         self._next = len(self._buckets)
         self._values: dict[int, Tensor] = {}
         self._factor = 1.0
         self._factors: list[tuple[Work, list[Tensor]]] = []  # for each wave those of all ranks
         self._under_way: deque[Bucketful] = deque()
+        self._memories: list[tuple[Tensor, Tensor]] = []  # of buckets under way, in the order in which they are used
 
     def begin_wave(self) -> None:
         """The next virtual node of this worker begins."""
@@ -148,6 +158,7 @@ class Delivery:
             self.end_wave()
         while self._under_way:
             self._receive()
+        self._memories.clear()
         if self._is_replicated and not self._waves[self._rank]:
             for bucket in self._buckets:
                 self._reduce(bucket)
@@ -169,7 +180,7 @@ class Delivery:
             if self._wave == self._waves[self._rank] - 1:
                 self._reduce(bucket)
         elif self._group is not None:
-            while len(self._under_way) >= MOST_UNDER_WAY:  # first the old memory goes, then the new comes
+            while len(self._under_way) >= MOST_UNDER_WAY:  # the next one needs the oldest one's memory
                 self._receive()
             self._exchange(number, is_mine)
         for place in bucket:  # the last piece of a tensor has been sent: its gradient is needed no more
@@ -192,27 +203,30 @@ class Delivery:
         sources = [rank for rank in ranks if rank != self._rank and self._wave < self._waves[rank]]
         length = self._length(number, self._rank)
         of = [length if rank in sources else 0 for rank in ranks]
-        outgoing = self._outgoing(number, to)
-        incoming = torch.empty(sum(of), dtype=torch.uint8, device=self._device)
+        incoming, outgoing = (memory[:n] for memory, n in zip(self._memory(), (sum(of), sum(to)), strict=True))
+        start = 0
+        for rank, n in enumerate(to):
+            if n:
+                self._pack(number, rank, outgoing[start : start + n])
+                start += n
         work = self._group.exchange(outgoing, to, incoming, of)
-        self._under_way.append(Bucketful(work, number, self._wave, incoming, outgoing, sources if length else []))
+        self._under_way.append(Bucketful(work, number, self._wave, incoming, sources if length else []))
         faults.reach("bucket")
 
-    def _outgoing(self, number: int, to: Sequence[int]) -> Tensor:
-        """A bucket as it is sent: most are a part of one gradient, which goes from where it is."""
-        first, last = (self._pieces[self._buckets[number][end]] for end in (0, -1))
-        value = self._values.get(first.tensor)
-        if value is not None and first.tensor == last.tensor and value.dtype == first.dtype:
-            memory = value[first.start : last.stop].view(torch.uint8)
-            if len(memory) == sum(to) == max(to):
-                return memory
-        outgoing = torch.empty(sum(to), dtype=torch.uint8, device=self._device)
-        start = 0
-        for rank, length in enumerate(to):
-            if length:
-                self._pack(number, rank, outgoing[start : start + length])
-                start += length
-        return outgoing
+    def _memory(self) -> tuple[Tensor, Tensor]:
+        """Memory for what arrives in a bucket, and for what leaves: of the bucket that was received last, if any."""
+        if not self._memories:
+            self._memories = [self._new_memory() for _ in range(MOST_UNDER_WAY)]
+        self._memories.append(self._memories.pop(0))
+        return self._memories[-1]
+
+    def _new_memory(self) -> tuple[Tensor, Tensor]:
+        others = [rank for rank in range(len(self._waves)) if rank != self._rank]
+        numbers = range(len(self._buckets))
+        arriving = max((self._length(number, self._rank) for number in numbers), default=0) * len(others)
+        leaving = max((sum(self._length(number, rank) for rank in others) for number in numbers), default=0)
+        incoming = torch.empty(arriving, dtype=torch.uint8, device=self._device)
+        return incoming, torch.empty(leaving, dtype=torch.uint8, device=self._device)
 
     def _pack(self, number: int, rank: int, message: Tensor) -> None:
         start = 0
@@ -246,8 +260,8 @@ class Delivery:
         piece = self._pieces[place]
         return self._values[piece.tensor][piece.start : piece.stop]
 
-    def _owned_by(self, number: int, rank: int) -> list[int]:
-        return [place for place in self._buckets[number] if self._pieces[place].owner == rank]
+    def _owned_by(self, number: int, rank: int) -> Sequence[int]:
+        return self._owned[number].get(rank, ())
 
     def _length(self, number: int, rank: int) -> int:
         return sum(self._pieces[place].space for place in self._owned_by(number, rank))

@@ -7,6 +7,7 @@ since a step without sums is made again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby, zip_longest
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from virtualflow.train.sharded.transfers import Transfer, carry
 from virtualflow.train.sums import Sums
 
 _PART = 1024  # elements: the pieces of a block begin at multiples of it
+PieceOfBlock = tuple[GradientPiece, Block]
 
 
 class HeldSums(Sums):
@@ -69,12 +71,16 @@ class HeldSums(Sums):
         self._summed = {block: slot for slot, block in enumerate(mine)}
         self._accumulator = accumulator([])  # first the old memory goes, then the new comes
         self._accumulator = accumulator([self._shards.layout.part(block).detach() for block in mine])
-        self._pieces, self._block_of = [], []
-        for index, block in pairs:
-            owner = None if replicated else speakers[block]
-            found = _pieces(index, block, self._tensors[index].dtype, owner, bucket_bytes(workers))
-            self._pieces += found
-            self._block_of += [block] * len(found)
+        pieces = []
+        for index, together in groupby(pairs, key=lambda pair: pair[0]):
+            dtype, most = self._tensors[index].dtype, bucket_bytes(workers)
+            pieces += _by_turns(
+                [
+                    [(piece, b) for piece in _pieces(index, b, dtype, None if replicated else speakers[b], most)]
+                    for _, b in together
+                ]
+            )
+        self._pieces, self._block_of = [piece for piece, _ in pieces], [block for _, block in pieces]
 
     def begin_node(self) -> None:
         self._unlisted_odd.append(None)
@@ -186,6 +192,12 @@ class HeldSums(Sums):
             found[block] = (first, first + rows_of(block.elements))
             first += rows_of(block.elements)
         return found
+
+
+def _by_turns(blocks: Sequence[Sequence[PieceOfBlock]]) -> list[PieceOfBlock]:
+    """The first piece of each block, then the second, and so on: all who sum them up have something to do."""
+    turns = zip_longest(*blocks)
+    return [pair for turn in turns for pair in turn if pair is not None]
 
 
 def _pieces(tensor: int, block: Block, dtype: torch.dtype, owner: int | None, most: int) -> list[GradientPiece]:

@@ -23,7 +23,26 @@ from virtualflow.train.sharded.cut_state import OptimizerState, assembled, cut_s
 
 Optimizer = torch.optim.Optimizer
 STEPS = 3
+USUAL_RATE = 1e-3
 _ROWS, _COLUMNS, _CUT = 3, 4096, 8192  # blocks begin at multiples of 4096: what kernels do at once is never divided
+
+
+def choices(group: dict[str, Any]) -> tuple[Any, ...]:
+    """What of a parameter group may decide how it is updated: its switches, and which of its numbers are zero."""
+    words = {k: v for k, v in group.items() if isinstance(v, bool | str | None)}
+    numbers = {k: v != 0 for k, v in group.items() if isinstance(v, int | float) and k not in words and k != "lr"}
+    return tuple(sorted((words | numbers).items()))
+
+
+def check_hooks(optimizer: Optimizer) -> None:
+    """Raise ConfigError if the script has hooks around the optimizer's step, which would meet blocks."""
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    if any(hooks):
+        raise ConfigError(
+            f"the optimizer {type(optimizer).__name__} has hooks around its step, which would find some blocks of the "
+            "parameters in place of all parameters. Do after trainer.step what they do, or use "
+            'sharding="none".'
+        )
 
 
 def may_cut(optimizer: Optimizer, number: int, parameter: Tensor) -> bool:
@@ -39,14 +58,21 @@ def may_cut(optimizer: Optimizer, number: int, parameter: Tensor) -> bool:
         )
     one, other = _Tensor(optimizer, number, parameter, (16, 8), 1), _Tensor(optimizer, number, parameter, (8, 24), 2)
     try:
-        together = _updated(optimizer, number, [one, other])
-        apart = [*_updated(optimizer, number, [one]), *_updated(optimizer, number, [other])]
+        together, kept = _updated(optimizer, number, [one, other])
+        (first, kept_by_one), (second, _), (_, kept_by_none) = (
+            _updated(optimizer, number, tensors) for tensors in ([one], [other], [])
+        )
     except Exception as error:
         raise ConfigError(
-            f"the optimizer {name} could not be asked whether its state can be spread over devices: an update of a "
-            f'matrix raised {type(error).__name__}: {error}. Use sharding="none".'
+            f"the optimizer {name} could not be asked whether its state can be spread over devices: a step with two "
+            f'matrices, one or none raised {type(error).__name__}: {error}. Use sharding="none".'
         ) from error
-    if any(differences(a, b) for a, b in zip(together, apart, strict=True)):
+    if kept != kept_by_one or kept != kept_by_none:
+        raise ConfigError(
+            f"the optimizer {name} counts in its groups or attributes how many tensors it has updated, and each device "
+            'updates others. Its state can\'t be spread over devices; use sharding="none".'
+        )
+    if any(differences(a, b) for a, b in zip(together, [*first, *second], strict=True)):
         raise ConfigError(
             f"the optimizer {name} updates a tensor differently when others are updated beside it: it draws noise, or "
             'looks at all gradients at once. Its state can\'t be spread over devices; use sharding="none".'
@@ -54,8 +80,8 @@ def may_cut(optimizer: Optimizer, number: int, parameter: Tensor) -> bool:
     whole = _Tensor(optimizer, number, parameter, (_ROWS, _COLUMNS), 3)
     blocks = [Block("", 0, _CUT), Block("", _CUT, _ROWS * _COLUMNS)]
     try:
-        [(value, state)] = _updated(optimizer, number, [whole])
-        parts = _updated(optimizer, number, [whole.part(block) for block in blocks])
+        [(value, state)], _ = _updated(optimizer, number, [whole])
+        parts, _ = _updated(optimizer, number, [whole.part(block) for block in blocks])
         pieces = [(block, part[1]) for block, part in zip(blocks, parts, strict=True)]
         joined = torch.cat([part[0] for part in parts]).view(_ROWS, _COLUMNS)
         put_together = assembled(value, pieces, lambda like, dtype: torch.empty_like(like, dtype=dtype))
@@ -100,13 +126,17 @@ class _Tensor:
         return part
 
 
-def _updated(optimizer: Optimizer, number: int, tensors: Sequence[_Tensor]) -> list[tuple[Tensor, OptimizerState]]:
-    """What a few steps make of *tensors*, as if they were all that the group *number* has."""
+def _updated(
+    optimizer: Optimizer, number: int, tensors: Sequence[_Tensor]
+) -> tuple[list[tuple[Tensor, OptimizerState]], Any]:
+    """What a few steps make of *tensors*, as if they were all that the group *number* has, and of plain values."""
     parameters = [nn.Parameter(tensor.value.clone()) for tensor in tensors]
     with generators_kept(), _borrowed(optimizer):
         reseed(derive(0, "probe"))
         for place, group in enumerate(optimizer.param_groups):
             group["params"] = parameters if place == number else []
+            if isinstance(group.get("lr"), int | float) and not group["lr"]:  # the start of a warm-up shows nothing
+                group["lr"] = group.get("initial_lr") or USUAL_RATE
         optimizer.state.clear()
         for parameter, tensor in zip(parameters, tensors, strict=True):
             if tensor.state:
@@ -117,7 +147,12 @@ def _updated(optimizer: Optimizer, number: int, tensors: Sequence[_Tensor]) -> l
             optimizer.step()
         if odd := [key for key in optimizer.state if not any(key is parameter for parameter in parameters)]:
             raise ConfigError(f"it keeps state under {odd[0]!r}, which is no parameter")
-        return [(parameter.detach(), dict(optimizer.state.get(parameter, {}))) for parameter in parameters]
+        made = [(parameter.detach(), dict(optimizer.state.get(parameter, {}))) for parameter in parameters]
+        return made, copy.deepcopy((plain_attributes(optimizer), [_plain(group) for group in optimizer.param_groups]))
+
+
+def _plain(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if type(value) in (bool, int, float, str)}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from virtualflow.core.blocks import Block
 from virtualflow.train.accumulate import is_dense
 from virtualflow.train.hollow import memory_of
 from virtualflow.train.peers import Peers
+from virtualflow.train.phases import updated_by
 from virtualflow.train.sharded.shards import Shards
 from virtualflow.train.sharded.transfers import Transfer, carry
 from virtualflow.train.state import Optimizers
@@ -93,7 +94,11 @@ class ShardedUpdate:
         group, speakers = self._peers.group, self._shards.speakers()
         if group is not None:
             transfers = []
+            updated = updated_by(self._optimizers)
+            cuts = self._shards.layout.cuts
             for block, speaker in speakers.items():
+                if cuts[block.tensor].parameter not in updated:
+                    continue  # another phase's
                 length = block.elements * self._shards.layout.part(block).element_size()
                 holders = self._shards.ranks_of(block)
                 transfers += [

@@ -20,6 +20,7 @@ from virtualflow.errors import LossError
 from virtualflow.train.attempt import Attempt
 from virtualflow.train.data import Feed, Shard
 from virtualflow.train.loss import NodeLoss, check_rows, read_loss
+from virtualflow.train.pace import Pace
 from virtualflow.train.reduction import sparse_reason
 from virtualflow.train.seeding import reseed
 from virtualflow.train.stages.crossings import Crossing, Crossings, crossing, outputs_of
@@ -59,6 +60,7 @@ class CellRunner:
         sums: JobSums,
         loss_fn: StageLoss,
         loss_scale: LossScale,
+        pace: Pace,
         seed: int,
         *,
         recompute: bool,
@@ -68,6 +70,7 @@ class CellRunner:
         self._sums = sums
         self._loss_fn = loss_fn
         self._loss_scale = loss_scale
+        self._pace = pace
         self._seed = seed
         self._recompute = recompute
         self._hooks: list[RemovableHandle] = []
@@ -142,16 +145,24 @@ class CellRunner:
         faults.reach("forward")
         stage, last = run.stage, run.stage == self._cut.count - 1
         inputs = self._inputs(self._obtained(run))
+        self._pace.begin()
         recompute = self._recompute and not last
         with torch.no_grad() if recompute else torch.enable_grad():
             output = self._output(run, inputs)
         self._take_buffers(run)
         if last:
             self._kept[stage, run.node] = _Kept(inputs, [self._total(run, output)])
+            self._end(run)
             return
         outputs = outputs_of(output, stage)
         self._kept[stage, run.node] = _Kept(inputs, None if recompute else outputs)
+        self._end(run)
         self._hand_on([crossing(tensor) for tensor in outputs], CellRun(FORWARD, stage + 1, run.node))
+
+    def _end(self, run: CellRun) -> None:
+        """*run* has computed what it hands on."""
+        attempt = self._attempt
+        self._pace.end_cell(run, self._cut.count, len(attempt.batch.shards[run.node]), attempt.global_step)
 
     def _output(self, run: CellRun, inputs: list[Tensor] | None) -> Any:
         """The output of a cell, from the buffers at the step's start and the cell's own seed."""
@@ -182,6 +193,7 @@ class CellRunner:
         faults.reach("backward")
         stage, node = run.stage, run.node
         kept, gradients = self._kept.pop((stage, node)), self._obtained(run)
+        self._pace.begin()
         outputs = kept.outputs
         if outputs is None:  # once more, from the same seed and buffers; what it makes of them is not taken twice
             outputs = outputs_of(self._output(run, kept.inputs), stage)
@@ -198,6 +210,7 @@ class CellRunner:
             ]
             if pairs:
                 torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+        self._end(run)
         if kept.inputs is not None:
             back = [None if tensor.grad is None else crossing(tensor.grad) for tensor in kept.inputs]
             self._hand_on(back, CellRun(BACKWARD, stage - 1, node))

@@ -85,14 +85,17 @@ class HeldStages:
     def contents(self) -> Iterator[tuple[str, Any]]:
         """Everything that is hashed, by name."""
         for unit in self.units:
-            for name in unit.buffers:
-                yield name, self.buffers[name]
-            for name in unit.parameters:
-                yield name, self.parameters[name]
-                optimizer = self.optimizers.get(unit)
-                state = optimizer.state.get(self.parameters[name], {}) if optimizer is not None else {}
-                for key, value in sorted(state.items()):
-                    yield from flattened(value, f"optimizer {key} of {name}")
+            yield from self.contents_of(unit)
+
+    def contents_of(self, unit: Unit) -> Iterator[tuple[str, Any]]:
+        for name in unit.buffers:
+            yield name, self.buffers[name]
+        for name in unit.parameters:
+            yield name, self.parameters[name]
+            optimizer = self.optimizers.get(unit)
+            state = optimizer.state.get(self.parameters[name], {}) if optimizer is not None else {}
+            for key, value in sorted(state.items()):
+                yield from flattened(value, f"optimizer {key} of {name}")
 
     def leaves(self, stage: int) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights that *stage* uses, by their names at home."""

@@ -11,6 +11,7 @@ from virtualflow.core import faults
 from virtualflow.core.cells import Cells
 from virtualflow.core.mapping import DeviceId
 from virtualflow.core.membership import Group, Work
+from virtualflow.core.wording import listed
 from virtualflow.errors import StateLostError
 from virtualflow.train import committed
 from virtualflow.train.stages.held_stages import Contents, HeldStages
@@ -61,7 +62,7 @@ class StageMoves:
         for number, unit in enumerate(self._cut.units):
             for device in unit.holders(cells):
                 if device in devices and device not in holders[number]:
-                    self._move(unit, holders[number][0], device, devices, me, group)
+                    self.move(unit, holders[number][0], device, devices, me, group)
         if group is not None:
             group.max(torch.zeros(1)).wait()
         stages = cells.stages_of(me)
@@ -86,14 +87,21 @@ class StageMoves:
         lost = {stage for unit, held in zip(self._cut.units, holders, strict=True) if not held for stage in unit.stages}
         if lost:
             raise StateLostError(
-                f"stage(s) {', '.join(map(str, sorted(lost)))} are lost with the devices that held them. Go on from "
-                "the last checkpoint (vf run --resume); copies=2 keeps every stage on two devices."
+                f"{listed('stage', sorted(lost))}: lost with the devices that held all copies. `vf run --resume` "
+                "continues from the last checkpoint, or from the beginning if none was written yet; copies=2 keeps "
+                "every stage on two devices."
             )
 
-    def _move(
+    def take_copies(self) -> None:
+        """Set what is held to what has arrived of it."""
+        for unit, contents in self._arrived.items():
+            self._held.put(unit, contents)
+        self._arrived.clear()
+
+    def move(
         self, unit: Unit, source: DeviceId, to: DeviceId, devices: Sequence[DeviceId], me: DeviceId, group: Group | None
     ) -> None:
-        """All go through the moves in the same order, so that nobody waits for one who waits for another."""
+        """Send *unit* from one device to another. All go through the moves in the same order: nobody waits in vain."""
         if group is None or me not in (source, to):
             return
         if me == source:

@@ -29,11 +29,13 @@ from virtualflow.train.attempt import Attempt
 from virtualflow.train.data import Feed, Request, Shard
 from virtualflow.train.instruments import Engine
 from virtualflow.train.memory_advice import is_out_of_memory
+from virtualflow.train.pace import Pace
 from virtualflow.train.profiler import (
     FEWEST_STEPS,
     MOST_STEPS,
     RESULT,
     TIGHT,
+    TOO_SLOW,
     WARM_UP_STEPS,
     interval,
     limited,
@@ -77,7 +79,7 @@ class _Bench:
 
     def __init__(self, engine: Engine, staging: Staging, feed: Feed, examples: int, device: torch.device) -> None:
         self._staging, self._feed, self._examples, self._device = staging, feed, examples, device
-        self._virtual_nodes = engine.virtual_nodes
+        self._virtual_nodes, self._pace = engine.virtual_nodes, engine.pace
         self._units: dict[tuple[int, ...], UnitFigures] = {}
 
     def run(self, wanted: Mapping[str, Any], show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -110,7 +112,7 @@ class _Bench:
         feed = _OneShard(self._feed.take(attempt.request(0)))
         handed_on: Crossing = []
         for stage in range(self._staging.cut.count):
-            measured = _Stage(self._staging, stage, self._virtual_nodes, self._device, handed_on)
+            measured = _Stage(self._staging, stage, self._virtual_nodes, self._device, self._pace, handed_on)
             yield (point := measured.point(attempt, feed))
             show({"stage": stage, **asdict(point)})
             handed_on = [None if tensor is None else tensor.cpu() for tensor in measured.tape.outputs]
@@ -122,9 +124,15 @@ class _Stage:
     """One stage on this device, and nothing of the others."""
 
     def __init__(
-        self, staging: Staging, stage: int, virtual_nodes: int, device: torch.device, handed_on: Crossing
+        self,
+        staging: Staging,
+        stage: int,
+        virtual_nodes: int,
+        device: torch.device,
+        pace: Pace,
+        handed_on: Crossing,
     ) -> None:
-        self._stage, self._device = stage, device
+        self._stage, self._device, self._pace, self._stages = stage, device, pace, staging.cut.count
         self._held = HeldStages(staging.cut, staging.optimizer, 0, device)
         self._held.begin((stage,))
         self._sums = JobSums(staging.cut, virtual_nodes)
@@ -135,6 +143,7 @@ class _Stage:
             self._sums,
             staging.loss_fn,
             LossScale(None, device),
+            pace,
             0,
             recompute=staging.recompute,
         )
@@ -147,12 +156,15 @@ class _Stage:
         kept, working = self._memory(attempt, feed)
         times: list[tuple[float, float]] = []
         for number in range(WARM_UP_STEPS + MOST_STEPS):
+            self._pace.begin_step()
             self._run(attempt, feed)
-            if number >= WARM_UP_STEPS:
+            if number >= WARM_UP_STEPS and not self._pace.overran:
                 times.append((self._cells.seconds[FORWARD], self._cells.seconds[BACKWARD]))
             low, high = interval([sum(both) for both in times]) if times else (0.0, 0.0)
             if len(times) >= FEWEST_STEPS and high - low < 2 * TIGHT * statistics.median(map(sum, times)):
                 break
+        if not times:
+            raise ConfigError(TOO_SLOW)
         forward, backward = (statistics.median(column) for column in zip(*times, strict=True))
         crossing = sum(tensor.nbytes for tensor in self.tape.outputs if tensor is not None)
         return StagePoint(len(attempt.batch.shards[0]), forward, backward, kept, working, crossing)
@@ -165,7 +177,7 @@ class _Stage:
             tensors = [self._held.parameters[name] for name in unit.parameters]
             buffers = [self._held.buffers[name] for name in unit.buffers]
             optimizer = self._held.optimizers.get(unit)
-            seconds = self._update_seconds(optimizer, tensors) if optimizer is not None else 0.0
+            seconds = self._update_seconds(optimizer, tensors, unit.stages) if optimizer is not None else 0.0
             state = [] if optimizer is None else [t for value in optimizer.state.values() for t in tensors_in(value)]
             yield UnitFigures(
                 unit.stages,
@@ -175,13 +187,17 @@ class _Stage:
                 seconds,
             )
 
-    def _update_seconds(self, optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> float:
+    def _update_seconds(
+        self, optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], unit: tuple[int, ...]
+    ) -> float:
         laps = []
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         for _ in range(UPDATES):
             started = time.perf_counter()
+            self._pace.begin()
             optimizer.step()
+            self._pace.end_unit(unit, self._stages)
             _settle(self._device)
             laps.append(time.perf_counter() - started)
         return statistics.median(laps)

@@ -20,6 +20,7 @@ from virtualflow.core.sharding import GlobalBatch
 from virtualflow.errors import ConfigError, HiddenStateError, LossError, NonFiniteError
 from virtualflow.train.attempt import Attempt
 from virtualflow.train.data import Feed
+from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.readback import Later, Readback
 from virtualflow.train.replay import Replays
@@ -80,6 +81,7 @@ class StagedRunner:
         cells: CellRunner,
         optimizer: JobOptimizer,
         loss_scale: LossScale,
+        pace: Pace,
         settings: StagedSettings,
         peers: Peers,
         metric_names: MetricNames,
@@ -89,6 +91,7 @@ class StagedRunner:
         self._cells = cells
         self._optimizer = optimizer
         self._loss_scale = loss_scale
+        self._pace = pace
         self._settings = settings
         self._peers = peers
         self._metric_names = metric_names
@@ -104,6 +107,7 @@ class StagedRunner:
             raise ConfigError("a Trainer with stages updates the model itself: no other loop can have its gradients.")
         check_settings()
         self._replays.forget()
+        self._pace.begin_step()
         for number in range(MAX_ATTEMPTS):
             attempt = Attempt(batch, global_step, number)
             agreed = self._read(self._peers.agree(lambda: self._attempt(attempt, feed)))  # noqa: B023  (at once)
@@ -303,6 +307,7 @@ class StagedRunner:
         for unit in state.held.units:
             if self._peers.membership.device not in unit.runners(state.cells):
                 faults.reach("shadow's update")
+            self._pace.begin()
             parameters = [state.held.parameters[name] for name in unit.parameters]
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if gradients and scale != 1.0:
@@ -317,6 +322,7 @@ class StagedRunner:
             for name in unit.buffers:
                 if name in self._new_buffers:
                     state.held.buffers[name].copy_(self._new_buffers[name])
+            self._pace.end_unit(unit.stages, state.cut.count)
         if not is_left_out:
             self._optimizer.stepped()
         self._loss_scale.update(overflowed=is_left_out)

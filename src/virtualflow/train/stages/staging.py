@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +13,12 @@ import torch
 from virtualflow.core.cell_schedule import check_schedule
 from virtualflow.core.membership import JobContext
 from virtualflow.core.memory_needs import MemoryNeeds
+from virtualflow.core.profiled_grid import GridWanted
 from virtualflow.errors import ConfigError
 from virtualflow.train import preparation
 from virtualflow.train.committed import Live
-from virtualflow.train.instruments import Emulation, Measurement
+from virtualflow.train.instruments import Measurement
+from virtualflow.train.pace import Pace
 from virtualflow.train.peers import Peers
 from virtualflow.train.stages.cell_runs import CellRunner, StageLoss
 from virtualflow.train.stages.held_stages import HeldStages
@@ -23,7 +27,7 @@ from virtualflow.train.stages.loss_scale import LossScale
 from virtualflow.train.stages.stage_cut import Cut, Stages
 from virtualflow.train.stages.staged_files import StagedFiles
 from virtualflow.train.stages.staged_inference import StagedInference
-from virtualflow.train.stages.staged_state import GridChoice, StagedState, Unheld
+from virtualflow.train.stages.staged_state import GridByProfile, GridChoice, StagedState, Unheld
 from virtualflow.train.stages.staged_step import StagedRunner, StagedSettings
 from virtualflow.train.stages.unit_sums import JobSums
 
@@ -89,13 +93,14 @@ class StagedEngine:
         live: Live,
         peers: Peers,
         device: torch.device,
+        pace: Pace,
         seed: int,
-        virtual_nodes: int,
+        node_sizes: Sequence[int],
         trainer: int,
         clip_grad_norm: float | None,
         on_nan: str,
     ) -> None:
-        cut = staging.cut
+        cut, virtual_nodes = staging.cut, len(node_sizes)
         if cut.is_built:
             preparation.share_initial_model(peers, cut.modules)
         held = HeldStages(cut, staging.optimizer, seed, device)
@@ -105,14 +110,15 @@ class StagedEngine:
         is_measured = isinstance(job.instruments, Measurement)
         held_by = Unheld if is_measured else GridChoice
         limit = job.description.device_bytes
-        choice = held_by(cut.count, virtual_nodes, staging.copies, _rows_by_hand(job), memory, limit)
+        by_profile = _by_profile(peers, staging, node_sizes) if trainer == 1 and not is_measured else None
+        choice = held_by(cut.count, virtual_nodes, staging.copies, _rows_by_hand(job), memory, limit, by_profile)
         self.state = StagedState(cut, held, sums, choice, peers, device)
         self.live = replace(live, stages=self.state, files=StagedFiles(self.state, peers), reductions={"": sums})
         loss_scale = LossScale(live.grad_scaler, device)
-        cells = CellRunner(cut, held, sums, staging.loss_fn, loss_scale, seed, recompute=staging.recompute)
+        cells = CellRunner(cut, held, sums, staging.loss_fn, loss_scale, pace, seed, recompute=staging.recompute)
         settings = StagedSettings(seed, virtual_nodes, trainer, clip_grad_norm, on_nan, staging.schedule)
         self.runner = StagedRunner(
-            self.state, cells, staging.optimizer, loss_scale, settings, peers, live.metric_names, live.parts
+            self.state, cells, staging.optimizer, loss_scale, pace, settings, peers, live.metric_names, live.parts
         )
         self.inference = StagedInference(self.state, seed, peers)
         if not peers.membership.joining and not is_measured:
@@ -129,6 +135,13 @@ def refuse_without_stages(job: JobContext, given: Mapping[str, bool]) -> None:
             "--mapping has a row for each of several stages, and this Trainer has none. Give one device index for each "
             "virtual node, or cut the model: vf.Trainer(stages=[...], ...)."
         )
+    memory = job.description.memory
+    if memory is not None and memory.is_cut:
+        warnings.warn(
+            f"the job was submitted with the memory of {len(memory.stages)} stages, and this Trainer has none: each "
+            "device holds the whole model. State one size with --memory.",
+            stacklevel=4,
+        )
 
 
 def _rows_by_hand(job: JobContext) -> tuple[tuple[int, ...], ...] | None:
@@ -137,6 +150,31 @@ def _rows_by_hand(job: JobContext) -> tuple[tuple[int, ...], ...] | None:
     if description.cells is None and description.owners is not None:
         return (description.owners,)
     return description.cells
+
+
+def _by_profile(peers: Peers, staging: Staging, node_sizes: Sequence[int]) -> GridByProfile | None:
+    """How the job's profile chooses a grid on any devices, if it has one of this model on such devices."""
+    membership = peers.membership
+    job = membership.job
+    if job.grids is None:
+        return None
+    wanted = GridWanted(
+        staging.cut.count,
+        staging.parameters,
+        max(node_sizes),
+        len(node_sizes),
+        staging.copies,
+        staging.schedule,
+        job.description.device_bytes,
+    )
+    if (why_not := job.grids.why_not(wanted, membership.devices)) is not None:
+        if not membership.joining:
+            warnings.warn(
+                f"the grid of cells is the usual one, since the script's profile does not suit it: {why_not}",
+                stacklevel=4,
+            )
+        return None
+    return partial(job.grids.best, wanted)
 
 
 def _stated_memory(job: JobContext, stages: int, copies: int) -> MemoryNeeds | None:
@@ -153,12 +191,5 @@ def _stated_memory(job: JobContext, stages: int, copies: int) -> MemoryNeeds | N
 
 
 def _check_job(job: JobContext) -> None:
-    if job.mixed:
-        raise ConfigError("stages= on devices of different types is not supported: their kernels round differently.")
     if job.description.audit:
         raise ConfigError("--audit is not supported together with stages=: it compares whole models. Leave it out.")
-    if isinstance(job.instruments, Emulation) or job.description.emulated:
-        raise ConfigError(
-            "emulated devices are not supported together with stages=. Profile on a device of the type itself: "
-            "vf profile --device-type TYPE."
-        )
