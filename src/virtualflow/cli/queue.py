@@ -15,18 +15,18 @@ from rich import box
 from rich.table import Table
 
 from virtualflow.cli.job_options import SubmitOptions, TermOptions
-from virtualflow.cli.job_table import console, job_table, views_of
+from virtualflow.cli.job_table import console, job_table, moment, views_of
 from virtualflow.cli.jobs import JobArgument, Wide, keep_showing, print_facts
 from virtualflow.cli.memory import Copies, NodeMemory, StatedMemory, needs_of
 from virtualflow.cli.option_groups import with_groups
-from virtualflow.cli.options import AsModule, Emulate, Include, TimeScale, program_of, warn_left_out
+from virtualflow.cli.options import AsModule, Emulate, Include, TimeScale, moment_of, program_of, warn_left_out
 from virtualflow.cli.screen import print_line, screen
 from virtualflow.cli.sweep import submit_all
 from virtualflow.cli.sweeps import combinations
 from virtualflow.cli.users import user_here
 from virtualflow.core.job_state import ENDED, JobState
 from virtualflow.core.sizes import size_text
-from virtualflow.errors import ManagerError
+from virtualflow.errors import ConfigError, ManagerError
 from virtualflow.manager import environment
 from virtualflow.manager.client import Client
 from virtualflow.program.capture import take
@@ -206,14 +206,31 @@ def devices(
     drain: Annotated[
         str | None, typer.Option(help="Take this device out; jobs continue without it.", metavar="DEVICE")
     ] = None,
-    give_back: Annotated[str | None, typer.Option("--return", help="Put this device back.", metavar="DEVICE")] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", help="--drain: not now, but at 22:00, 2026-12-31 22:00, or in 6h.", metavar="TIME"),
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="--drain: put it back at this time.", metavar="TIME")] = None,
+    give_back: Annotated[
+        str | None,
+        typer.Option("--return", help="Put this device back, and forget when it was to be out.", metavar="DEVICE"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the manager's devices and the jobs on them."""
+    """Show the manager's devices and the jobs on them.
+
+    Example: vf devices --drain cpu:0 --from 22:00 --until 23:30
+    """
     client = Client.find()
-    for name, verb in ((drain, "drain"), (give_back, "return")):
-        if name is not None:
-            client.post(f"/api/devices/{name}/{verb}")
+    if (begin is not None or until is not None) and (drain is None or until is None):
+        raise ConfigError("--from and --until say when --drain DEVICE takes it out: give --until, too")
+    if drain is not None and until is not None:
+        start = moment_of(begin, "--from", time.time()) if begin is not None else time.time()
+        client.post(f"/api/devices/{drain}/maintenance", begin=start, end=moment_of(until, "--until", start))
+    elif drain is not None:
+        client.post(f"/api/devices/{drain}/drain")
+    if give_back is not None:
+        client.post(f"/api/devices/{give_back}/return")
     listed = client.get("/api/devices")
     if as_json:
         print(json.dumps(listed, indent=2))
@@ -221,6 +238,9 @@ def devices(
     table = Table("device", "type", "memory", "machine", "job", box=box.SIMPLE, pad_edge=False)
     for device in listed:
         job = "(taken out)" if device["lost"] else device["job"] or "(idle)"
+        if device["maintenance"] is not None:
+            begins, ends = map(moment, device["maintenance"])
+            job += f", back at {ends}" if device["lost"] else f", out from {begins} to {ends}"
         memory = size_text(device["memory"]) if device["memory"] is not None else ""
         table.add_row(device["name"], device["type"], memory, str(device["machine"]), job)
     screen().print(table)

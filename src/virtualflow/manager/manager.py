@@ -47,6 +47,7 @@ from virtualflow.manager.record import Record
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission, check_priority
 from virtualflow.manager.takeover import taken_over
+from virtualflow.manager.windows import Window
 from virtualflow.system.clock import SteadyClock
 from virtualflow.system.home import home, new_job_id
 
@@ -234,9 +235,33 @@ class Manager:
                 self.records.lose(gone)
                 self._handle(DevicesLost(self._seconds(), gone))
 
-    def give_back(self, devices: Iterable[str]) -> None:
-        """Lost devices can be used again."""
+    def plan_maintenance(self, device: str, begin: float, end: float) -> None:
+        """Take a device out from shortly before *begin* until *end*, in seconds since the epoch."""
+        window = Window(device, begin, end)
         with self.lock:
+            window.check(self.clock())
+            list(self._known([device]))
+            self.records.set_window(window)
+
+    def _keep_windows(self) -> None:
+        """Take out devices whose maintenance begins, and put back those whose maintenance is over."""
+        now, placement = self.clock(), self.scheduler.placement
+        for window in self.records.windows:
+            is_out = not placement.knows(window.device) or window.device in placement.lost
+            if window.is_open(now) and not is_out:
+                self.records.set_window(replace(window, drained=True))  # before, or nobody would put it back
+                self.lose([window.device])
+            elif now >= window.end:
+                if window.drained and placement.knows(window.device):
+                    self.give_back([window.device])
+                else:
+                    self.records.drop_windows([window])
+
+    def give_back(self, devices: Iterable[str]) -> None:
+        """Lost devices can be used again, and no window is open or planned for them any more."""
+        devices = tuple(devices)
+        with self.lock:
+            self.records.drop_windows(window for window in self.records.windows if window.device in devices)
             lost = self.scheduler.placement.lost
             if back := tuple(device for device in self._known(devices) if device in lost):
                 self.records.give_back(back)
@@ -275,6 +300,7 @@ class Manager:
             self._errors.for_each(self.reconciler.estimate, self.reconciler.due_for_estimate(running))
             self._errors.for_each(self.reconciler.direct, running)
             self._notices.look()
+            self._keep_windows()
             if not self._stopping:
                 following = [record.id for record in self.records.all() if self._is_to_follow(record)]
                 self._errors.for_each(self.reconciler.follow, following)

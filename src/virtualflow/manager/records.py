@@ -19,12 +19,16 @@ from virtualflow.errors import ManagerError, RecordsError, UnknownJobError
 from virtualflow.manager import record as recorded
 from virtualflow.manager.backups import Backups
 from virtualflow.manager.record import Record, Wish
+from virtualflow.manager.windows import Window
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, ended INTEGER NOT NULL, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS segments (
     job TEXT NOT NULL, begin REAL NOT NULL, end REAL, devices TEXT NOT NULL, PRIMARY KEY (job, begin));
 CREATE TABLE IF NOT EXISTS lost (device TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS windows (
+    device TEXT NOT NULL, begin REAL NOT NULL, end REAL NOT NULL, drained INTEGER NOT NULL,
+    PRIMARY KEY (device, begin));
 CREATE TABLE IF NOT EXISTS written (by TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS open_segments ON segments (job) WHERE end IS NULL;
 """
@@ -48,6 +52,8 @@ class Records:
             path.chmod(0o600)  # the jobs' arguments are in it
             self._open()
             self._records = {record.id: record for record in self._read()}
+            rows = self._connection.execute("SELECT device, begin, end, drained FROM windows ORDER BY begin").fetchall()
+            self._windows = {(row[0], row[1]): Window(row[0], row[1], row[2], bool(row[3])) for row in rows}
         except BaseException:
             self._connection.close()
             raise
@@ -168,6 +174,27 @@ class Records:
     def give_back(self, devices: Iterable[str]) -> None:
         with self._transaction():
             self._connection.executemany("DELETE FROM lost WHERE device=?", [(name,) for name in devices])
+
+    @property
+    def windows(self) -> list[Window]:
+        """Maintenance windows that are not over."""
+        return list(self._windows.values())
+
+    def set_window(self, window: Window) -> None:
+        """A new window, or one in the place of another of the device with the same begin."""
+        with self._transaction():
+            row = (window.device, window.begin, window.end, window.drained)
+            self._connection.execute("INSERT OR REPLACE INTO windows VALUES (?, ?, ?, ?)", row)
+        self._windows[window.device, window.begin] = window
+        self.version += 1
+
+    def drop_windows(self, windows: Iterable[Window]) -> None:
+        for window in windows:
+            with self._transaction():
+                row = (window.device, window.begin)
+                self._connection.execute("DELETE FROM windows WHERE device=? AND begin=?", row)
+            del self._windows[window.device, window.begin]
+            self.version += 1
 
     def lost(self) -> set[str]:
         """Devices that were taken out and not given back."""

@@ -105,6 +105,13 @@ class Resize(_Body):
     devices: Annotated[int, Field(le=MOST)] | Literal["auto"]
 
 
+class Maintenance(_Body):
+    """When a device is to be out, in seconds since the epoch."""
+
+    begin: float = Field(ge=0, le=1e11)
+    end: float = Field(ge=0, le=1e11)
+
+
 class Down(_Body):
     keep_jobs: bool = False
 
@@ -253,6 +260,14 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
     def drain(name: str) -> list[View]:
         """Take a device out: jobs on it go on with the others they have."""
         source.lose(name)
+        return devices()
+
+    @api.post(
+        "/api/devices/{name:path}/maintenance", responses={409: {"description": "It can't be; the answer says why."}}
+    )
+    def maintenance(name: str, body: Maintenance) -> list[View]:
+        """Take a device out for a time to come: it is put back after that, or by /return."""
+        source.plan_maintenance(name, body.begin, body.end)
         return devices()
 
     @api.post("/api/devices/{name:path}/return", responses={409: {"description": "There is no such device."}})

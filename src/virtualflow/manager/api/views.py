@@ -61,6 +61,7 @@ class Source(Protocol):
     def cancel(self, job_id: str) -> None: ...
     def lose(self, device: str) -> None: ...
     def give_back(self, device: str) -> None: ...
+    def plan_maintenance(self, device: str, begin: float, end: float) -> None: ...
     def orphans(self) -> list[View]: ...
     def take_in(self, job_id: str) -> None: ...
 
@@ -72,6 +73,7 @@ class ClusterSource:
         self.manager = manager
         self.submit, self.cap, self.set_priority = manager.submit, manager.cap, manager.set_priority
         self.pause, self.resume, self.cancel = manager.pause, manager.resume, manager.cancel
+        self.plan_maintenance = manager.plan_maintenance
         self.orphans, self.take_in = manager.orphans, manager.take_in
 
     @property
@@ -175,6 +177,7 @@ class ClusterSource:
             device: record.id for record in manager.records.running() for device in manager.fleet.holds(record.id)
         }
         placement = manager.scheduler.placement
+        windows = {window.device: window for window in reversed(manager.records.windows)}  # the next one of each
         return [
             DeviceView(
                 name,
@@ -183,6 +186,7 @@ class ClusterSource:
                 by_device.get(name),
                 lost=name in placement.lost,
                 memory=manager.cluster.memory.get(type_of(name)),
+                maintenance=(windows[name].begin, windows[name].end) if name in windows else None,
             )
             for name in placement.devices
         ]
@@ -263,6 +267,9 @@ class JobSource:
         raise ManagerError(_ONE_JOB)
 
     def lose(self, device: str) -> None:
+        raise ManagerError(_ONE_JOB)
+
+    def plan_maintenance(self, device: str, begin: float, end: float) -> None:
         raise ManagerError(_ONE_JOB)
 
     def give_back(self, device: str) -> None:
