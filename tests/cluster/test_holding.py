@@ -48,9 +48,7 @@ def test_a_job_that_fits_no_single_device_gets_as_many_as_hold_it(policy: str) -
     assert brain.counts() == {"large": 2}
     brain.tell(JobEnded(0.0, "large"), JobArrived(0.0, staged("small", memory=WHOLE)))
     assert brain.counts() == {"small": 0}
-    assert (
-        brain.brain.why_too_large("small") == "it needs devices of at least 10 bytes, and the largest here has 8 bytes"
-    )
+    assert brain.brain.why_aside("small") == "it needs devices of at least 10 bytes, and the largest here has 8 bytes"
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -59,12 +57,12 @@ def test_one_that_nothing_holds_waits_and_holds_up_nobody(policy: str) -> None:
     brain.tell(JobArrived(0.0, staged("huge", 2, priority=9)), JobArrived(0.0, made("modest", 2)))
     assert brain.counts() == {"huge": 0, "modest": 2}
     assert (
-        brain.brain.why_too_large("huge")
+        brain.brain.why_aside("huge")
         == "even spread over 4 devices it needs one of at least 4 bytes, and the largest here has 3 bytes"
     )
     brain.tell(JobChanged(0.0, staged("huge", 2, MemoryNeeds((1, 1, 1, 1), copies=1))))
     assert brain.counts()["huge"] > 0
-    assert brain.brain.why_too_large("huge") is None
+    assert brain.brain.why_aside("huge") is None
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -72,7 +70,7 @@ def test_too_few_devices_are_counted_and_new_ones_welcome(policy: str) -> None:
     brain = driven(policy, "V100:2", V100=4)
     brain.tell(JobArrived(0.0, staged("large", 2)))
     assert brain.counts() == {"large": 0}
-    assert brain.brain.why_too_large("large") == "it needs 4 devices of at least 4 bytes; 2 are there"
+    assert brain.brain.why_aside("large") == "it needs 4 devices of at least 4 bytes; 2 are there"
     brain.tell(DevicesJoined(0.0, devices(2, 3)))
     assert brain.counts() == {"large": 4}
 
@@ -192,7 +190,7 @@ def test_no_allocation_is_below_what_holds_the_job(
     for name in list(brain.brain.jobs)[1:]:
         brain.tell(JobEnded(0.0, name))
     for name, state in brain.brain.jobs.items():  # whoever is left alone runs, unless nothing holds it
-        assert bool(state.devices) == (brain.brain.why_too_large(name) is None)
+        assert bool(state.devices) == (brain.brain.why_aside(name) is None)
 
 
 def assert_holds(job: Job, counts: dict[str, int] | object, memory: dict[str, int]) -> None:

@@ -28,6 +28,8 @@ SAID = {
     "script": "job.py",
     "arguments": ["--fast"],
     "memory": {"stages": [3]},
+    "after": (),
+    "by": 4e9,
     "emulated": {"cpu": {"points": [[8, 0.1]]}},
 }
 BY_TYPE: dict[Any, Any] = {
@@ -37,6 +39,7 @@ BY_TYPE: dict[Any, Any] = {
     float | None: 2.0,
     str: "said",
     bool: True,
+    dict[str, str]: {"lr": "0.1"},
     tuple[str, ...] | None: ["json"],
 }
 SETTLED = NOT_SUBMITTED | {"emulated"}  # by the cluster, when it launches the job

@@ -12,10 +12,15 @@ import pytest
 
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Policy
+from virtualflow.cluster.users import Users
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_terms import JobTerms
-from virtualflow.job import launch
+from virtualflow.job import launch, tokens
+from virtualflow.job.listener import listen
+from virtualflow.manager.api.serving import serving
+from virtualflow.manager.api.views import ClusterSource
+from virtualflow.manager.client import folder
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.fleet import Fleet
 from virtualflow.manager.manager import Manager
@@ -51,9 +56,10 @@ class World:
         *,
         fleet_clock: Callable[[], float] = time.monotonic,
         answer_seconds: float = 10.0,
+        users: Users | None = None,
     ) -> Manager:
         self.opened.append(Records(self.path))
-        cluster = Cluster(tuple(parse_pools(devices)), {})
+        cluster = Cluster(tuple(parse_pools(devices)), {}, users=users)
         made = registry.make(policy) if isinstance(policy, str) else policy
         fleet = Fleet(cluster.patience_seconds, self._starts, fleet_clock, answer_seconds)
         return Manager(cluster, made, self.opened[-1], clock, fleet)
@@ -75,6 +81,16 @@ def launched(manager: Manager, starts: Starts) -> Iterator[None]:
             folder = manager.fleet.folder(job_id)
             locks.enter_context(folder.locked())
             launch.take(folder, token)
+        yield
+
+
+@contextlib.contextmanager
+def answering(manager: Manager) -> Iterator[None]:
+    """Verbs reach the manager, over HTTP."""
+    folder().mkdir(parents=True, exist_ok=True)
+    token = tokens.read_token(folder() / "token", create=True).secret
+    with listen("127.0.0.1", 0) as listening, serving(ClusterSource(manager), token, listening):
+        (folder() / "address").write_text(f"http://127.0.0.1:{listening.getsockname()[1]}\n")
         yield
 
 

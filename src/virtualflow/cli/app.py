@@ -33,6 +33,7 @@ from virtualflow.cli.screen import screen
 from virtualflow.cli.selftest import selftest
 from virtualflow.cli.simulate import simulate
 from virtualflow.cli.solve import solve
+from virtualflow.cli.sweep import sweep
 from virtualflow.cli.tensorboard import tensorboard
 from virtualflow.cli.timeline import timeline
 from virtualflow.cli.trace import trace
@@ -55,7 +56,7 @@ app = typer.Typer(
 SCRIPT = {"allow_interspersed_args": False}  # the script's own options follow the script and are left alone
 PANELS: dict[str, tuple[Callable[..., None] | tuple[str, typer.Typer], ...]] = {
     "Run a job": (run, submit, join, port, explain, doctor, selftest),
-    "Look at a job": (status, queue, describe, logs, timeline, tensorboard, verify, replay, bisect),
+    "Look at a job": (status, queue, sweep, describe, logs, timeline, tensorboard, verify, replay, bisect),
     "Change a job": (resize, stop, pause, resume, priority, cancel, clean),
     "Cluster": (("cluster", cluster), devices, dashboard),
     "Mixed devices": (profile, solve, plot),

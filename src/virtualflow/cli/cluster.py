@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from socket import gethostname
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -29,6 +30,7 @@ from virtualflow.cli.options import (
     pools_of,
 )
 from virtualflow.cli.orphans import orphans, restore
+from virtualflow.cli.users import users_in
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
 from virtualflow.core.devices import Pool
@@ -79,6 +81,14 @@ def up(
     backfill: Annotated[
         bool, typer.Option("--backfill", help="priority, fifo: small jobs may overtake a blocked one.")
     ] = False,
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with the weights and caps of users and groups. Default: users.toml in the cluster's "
+            "folder, if there is one.",
+            metavar="FILE",
+        ),
+    ] = None,
     device_type: DeviceType = "auto",
     patience: Annotated[
         float,
@@ -103,6 +113,7 @@ def up(
     if backend == "ray" and devices is not None:
         raise ConfigError("--devices: with --backend ray, the devices are the Ray cluster's")
     private_files.make_folder(folder())
+    sharing = users_in(users, scheduling)
     if foreground:
         logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
         logging.getLogger("virtualflow").setLevel(logging.INFO)
@@ -117,7 +128,7 @@ def up(
         ):
             memory = memory_of(device_memory, device_file, [pool.device_type for pool in hardware.pools])
             chosen_type = device_type_of(device_type, devices)
-            chosen = replace(hardware, patience_seconds=patience, device_type=chosen_type, memory=memory)
+            chosen = replace(hardware, patience_seconds=patience, device_type=chosen_type, memory=memory, users=sharing)
             service.serve(chosen, scheduling, host, port, look)
         return
     client = service.start([sys.executable, "-m", "virtualflow.cli.main", *sys.argv[1:], "--foreground"])

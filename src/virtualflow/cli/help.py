@@ -13,6 +13,7 @@ PANELS = {  # of the verbs that take a script, for options that do not name thei
     "Other machines": ("backend", "listen", "token_file", "machines", "communication"),
     CHECKPOINTS: ("resume", "from_checkpoint", "replace", "patience"),
     "Output": ("detach", "progress", "all_output", "dashboard", "output", "wait", "as_json"),
+    "Many jobs": ("sweep",),
 }
 PANEL_OF = {option: panel for panel, options in PANELS.items() for option in options}
 

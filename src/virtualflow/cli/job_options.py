@@ -6,6 +6,7 @@ nothing in between names it.
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from virtualflow.cli.help import CHECKPOINTS, DEVICES
-from virtualflow.cli.options import preload_of, seconds_of
+from virtualflow.cli.options import moment_of, preload_of, seconds_of
+from virtualflow.cli.users import user_here
 
 CheckpointEvery = Annotated[
     int,
@@ -92,9 +94,30 @@ class TermOptions:
     retries: Annotated[
         int, typer.Option(help="How often to retry if the script fails.", metavar="N", rich_help_panel=CHECKPOINTS)
     ] = 0
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Start when this job, or every job of this sweep, is done; if it fails, this one is cancelled. May be "
+            "repeated.",
+            metavar="JOB",
+        ),
+    ] = None
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Its deadline: 18:00, 2026-12-31 18:00, or a time from now such as 6h. `vf queue` and the page say "
+            "early whether it will be met.",
+            metavar="TIME",
+        ),
+    ] = None
+    notify: Annotated[
+        str, typer.Option(help="When it ends, POST to this address, or run this command.", metavar="URL|COMMAND")
+    ] = ""
+    owner: Annotated[str | None, typer.Option(help="Whose job it is, where that is not you.", metavar="USER")] = None
 
     def terms(self) -> dict[str, Any]:
         """The terms' fields."""
-        terms = asdict(self)
-        expect = terms.pop("expect")
+        terms = asdict(self) | {"owner": self.owner if self.owner is not None else user_here()}
+        expect, by = terms.pop("expect"), terms["by"]
+        terms |= {"by": moment_of(by, "--by", time.time()) if by is not None else None, "after": self.after or []}
         return terms | {"expect_seconds": seconds_of(expect, "--expect") if expect is not None else None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -13,13 +14,15 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 
 from virtualflow.cli.screen import screen
+from virtualflow.cli.sweeps import folded
 from virtualflow.core.job_description import JobDescription
+from virtualflow.core.job_state import JobState
 from virtualflow.core.job_view import JobView
 from virtualflow.core.sizes import size_text
 
 WIDE = 200  # columns for --wide where the terminal has fewer: a line may wrap, a word is never cut
 MAX_REASONS = 10  # below a table that has no column for them
-TIMES = ("submitted", "started", "ended")
+TIMES = ("submitted", "started", "ended", "by", "ends")
 # of a job's facts: shown in another way, or not at all
 ELSEWHERE = (
     *("events", "failure", "workers", "mapping", "memory", "cells", "shadows", "speed", "use"),
@@ -38,23 +41,53 @@ def console(*, wide: bool) -> Console:
     return screen(highlight=False, width=max(here.width, WIDE)) if wide else here
 
 
-def job_table(jobs: Sequence[JobView], *, wide: bool = False) -> Group:
-    """The first columns are what most people want; with *wide*, all there is to know follows."""
+def job_table(jobs: Sequence[JobView], *, wide: bool = False, fold: bool = False) -> Group:
+    """The first columns are what most people want; with *wide*, all there is to know follows.
+
+    With *fold*, the jobs of a sweep are one row.
+    """
     if not jobs:
         return Group("no jobs yet: `vf run` starts one here, `vf submit` gives one to a manager")
-    reasons = [] if wide else [f"{job.name} ({job.id}): {job.reason}" for job in jobs if job.reason]
-    return Group(_table(jobs, wide=wide), *reasons[-MAX_REASONS:])
+    rows = folded(jobs) if fold else jobs
+    alone = [row for row in rows if isinstance(row, JobView)]
+    reasons = [] if wide else [f"{job.name} ({job.id}): {job.reason}" for job in alone if job.reason]
+    deadlines = [
+        f"{job.name} ({job.id}): its deadline, {moment(job.by)}, {job.deadline}"
+        for job in jobs
+        if job.by is not None and not job.state.is_ended
+    ]
+    return Group(_table(rows, wide=wide), *reasons[-MAX_REASONS:], *deadlines[-MAX_REASONS:])
 
 
-def _table(jobs: Sequence[JobView], *, wide: bool) -> Table:
+def _table(rows: Sequence[JobView | list[JobView]], *, wide: bool) -> Table:
     first = [Column("NAME", overflow="fold"), Column("SCRIPT", overflow="fold")]
     first += [Column(name, no_wrap=True) for name in ("STATE", "DEVICES", "PROGRESS", "ETA", "ID")]
-    more = ("PRIO", "VN/DEV", "STEP", "LOSS", "METRICS", "EX/S", "QUEUED", "RUN", "RESIZES", "FAILURES")
+    more = ("OWNER", "PRIO", "VN/DEV", "STEP", "LOSS", "METRICS", "EX/S", "QUEUED", "RUN", "RESIZES", "FAILURES")
     rest = [*(Column(name, no_wrap=True) for name in more), Column("REASON", overflow="fold")] if wide else []
     table = Table(*first, *rest, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for job in jobs:
-        table.add_row(*_first(job), *(_rest(job) if wide else ()))
+    for row in rows:
+        if isinstance(row, JobView):
+            table.add_row(*_first(row), *(_rest(row) if wide else ()))
+        else:
+            table.add_row(*_of_sweep(row))
     return table
+
+
+def _of_sweep(jobs: Sequence[JobView]) -> tuple[str, ...]:
+    """A sweep in the columns of a job: how many of its jobs are in which state, and how far all of them are."""
+    states = Counter(job.state for job in jobs)
+    parts = [1.0 if job.state == JobState.DONE else job.part_done or 0.0 for job in jobs]
+    devices = f"{sum(len(job.devices) for job in jobs)}/{sum(job.want for job in jobs if not job.state.is_ended)}"
+    state = "\n".join(f"{count} {state}" for state, count in states.items())
+    return (
+        jobs[0].sweep,
+        PurePath(jobs[0].script).name,
+        state,
+        devices,
+        f"{100 * sum(parts) / len(parts):.0f}%",
+        "",
+        "sweep",
+    )
 
 
 def _first(job: JobView) -> tuple[str, ...]:
@@ -67,6 +100,7 @@ def _first(job: JobView) -> tuple[str, ...]:
 
 def _rest(job: JobView) -> tuple[str, ...]:
     return (
+        job.owner,
         f"{job.priority:g}",
         " ".join(f"{device}:{len(nodes)}" for device, nodes in job.mapping.items()),
         f"{job.step:.0f}/{job.steps:.0f}" if job.steps else f"{job.step:.0f}",
@@ -175,4 +209,6 @@ def _shown(key: str, value: Any) -> str:
         return " ".join(map(str, value))
     if key == "metrics":
         return _metrics(value)
+    if key == "parameters":
+        return " ".join(f"{name}={each}" for name, each in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -115,6 +117,22 @@ def seconds_of(text: str, option: str) -> float:
     if match is None:
         raise ConfigError(f"{option} {text}: expected a time such as 90s, 15m, 2h or 1d")
     return float(match[1]) * UNIT_SECONDS[match[2]]
+
+
+def moment_of(text: str, option: str, now: float) -> float:
+    """``18:00``, today or tomorrow; ``2026-12-31 18:00``; or a time from *now* on, such as ``6h``."""
+    if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}", text):
+        hour, minute = map(int, text.split(":"))
+        if hour < 24 and minute < 60:
+            today = datetime.fromtimestamp(now).replace(hour=hour, minute=minute, second=0, microsecond=0)
+            chosen = today if today.timestamp() > now else today + timedelta(days=1)
+            return chosen.timestamp()
+    elif re.fullmatch(r"[0-9]+(\.[0-9]+)?[smhd]", text):
+        return now + seconds_of(text, option)
+    else:
+        with contextlib.suppress(ValueError):
+            return datetime.fromisoformat(text).timestamp()
+    raise ConfigError(f"{option} {text}: expected a time such as 18:00, 2026-12-31 18:00 or 6h")
 
 
 def numbers(text: str, option: str) -> list[int]:

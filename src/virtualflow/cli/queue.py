@@ -15,15 +15,18 @@ from rich import box
 from rich.table import Table
 
 from virtualflow.cli.job_options import SubmitOptions, TermOptions
-from virtualflow.cli.job_table import console, job_table, views_of
+from virtualflow.cli.job_table import console, job_table, moment, views_of
 from virtualflow.cli.jobs import JobArgument, Wide, keep_showing, print_facts
 from virtualflow.cli.memory import Copies, NodeMemory, StatedMemory, needs_of
 from virtualflow.cli.option_groups import with_groups
-from virtualflow.cli.options import AsModule, Emulate, Include, TimeScale, program_of, warn_left_out
+from virtualflow.cli.options import AsModule, Emulate, Include, TimeScale, moment_of, program_of, warn_left_out
 from virtualflow.cli.screen import print_line, screen
+from virtualflow.cli.sweep import submit_all
+from virtualflow.cli.sweeps import combinations
+from virtualflow.cli.users import user_here
 from virtualflow.core.job_state import ENDED, JobState
 from virtualflow.core.sizes import size_text
-from virtualflow.errors import ManagerError
+from virtualflow.errors import ConfigError, ManagerError
 from virtualflow.manager import environment
 from virtualflow.manager.client import Client
 from virtualflow.program.capture import take
@@ -54,6 +57,14 @@ def submit(
     ] = None,
     emulate: Emulate = None,
     time_scale: TimeScale = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A job for each value, and for each combination if repeated, with --NAME VALUE after ARGS or in place "
+            "of {NAME} there; or a CSV file with a row for each job.",
+            metavar="NAME=V,V|FILE",
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended, with its exit code.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -73,26 +84,37 @@ def submit(
         "memory": asdict(needs) if needs is not None else None,
         "emulated": _emulated(emulate, time_scale or 1.0) if emulate is not None else {},
     }
-    job_id = client.post("/api/jobs", **body | job.described() | terms.terms())["id"]
-    print(json.dumps({"id": job_id}) if as_json else f"job {job_id}", flush=True)
+    body |= job.described() | terms.terms()
+    body["after"] = [job_id for name in body["after"] for job_id in _followed(client, name)]
+    if sweep:
+        ids = submit_all(client, body, combinations(sweep), as_json=as_json)
+    else:
+        ids = [client.post("/api/jobs", **body)["id"]]
+        print(json.dumps({"id": ids[0]}) if as_json else f"job {ids[0]}", flush=True)
     if wait:
-        raise typer.Exit(_wait(client, job_id))
+        raise typer.Exit(max([_wait(client, job_id) for job_id in ids]))
 
 
 def queue(
+    unfold: Annotated[bool, typer.Option("--unfold", help="Show each job of a sweep.")] = False,
+    mine: Annotated[bool, typer.Option("--mine", help="Only the jobs that you have submitted.")] = False,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
     wide: Wide = False,
 ) -> None:
     """Show the manager's jobs: running, waiting, and the last ones that have ended."""
     client = Client.find()
+
+    def jobs() -> list[dict[str, Any]]:
+        return [job for job in client.get("/api/jobs") if not mine or job["owner"] == user_here()]
+
     if as_json:
-        print(json.dumps(client.get("/api/jobs"), indent=2))
+        print(json.dumps(jobs(), indent=2))
         return
     if watch:
-        keep_showing(lambda: job_table(views_of(client.get("/api/jobs")), wide=wide), wide=wide)
+        keep_showing(lambda: job_table(views_of(jobs()), wide=wide, fold=not unfold), wide=wide)
         return
-    console(wide=wide).print(job_table(views_of(client.get("/api/jobs")), wide=wide))
+    console(wide=wide).print(job_table(views_of(jobs()), wide=wide, fold=not unfold))
     for problem in client.get("/api/state")["cluster"]["troubles"]:
         print_line(f"warning: {problem}", sys.stderr)
 
@@ -113,16 +135,18 @@ def describe(job: JobArgument, as_json: AsJson = False) -> None:
 def priority(
     job: JobArgument, value: Annotated[float, typer.Argument(help="A number above 0.", metavar="PRIORITY")]
 ) -> None:
-    """Change a job's priority."""
-    view = _ask(job, "priority", priority=value)
-    print(f"job {view['id']} has priority {view['priority']:g}")
+    """Change the priority of a job, or of all jobs of a sweep."""
+    for job_id in _jobs_of(job):
+        view = _ask(job_id, "priority", priority=value)
+        print(f"job {view['id']} has priority {view['priority']:g}")
 
 
 def pause(job: JobArgument) -> None:
-    """Stop a job with a checkpoint and release its devices, until `vf resume`."""
-    view = _ask(job, "pause")
-    how = "is paused" if view["state"] == JobState.PAUSED else "stops at its next step boundary, with a checkpoint"
-    print(f"job {view['id']} {how}; `vf resume {view['id']}` continues it")
+    """Stop a job, or all of a sweep, with a checkpoint and release the devices, until `vf resume`."""
+    for job_id in _jobs_of(job):
+        view = _ask(job_id, "pause")
+        how = "is paused" if view["state"] == JobState.PAUSED else "stops at its next step boundary, with a checkpoint"
+        print(f"job {view['id']} {how}; `vf resume {view['id']}` continues it")
 
 
 def resume(
@@ -136,8 +160,14 @@ def resume(
         ),
     ] = None,
 ) -> None:
-    """Continue a paused job."""
+    """Continue a paused job, or all paused jobs of a sweep."""
     if from_checkpoint is None:
+        members = _jobs_of(job)
+        for job_id in members if members != [job] else ():
+            if Client.find().get(f"/api/jobs/{job_id}")["state"] == JobState.PAUSED:
+                print(f"job {job_id} continues: its state is {_ask(job_id, 'resume')['state']}")
+        if members != [job]:
+            return
         view, source = _ask(job, "resume"), ""
     else:
         is_step = from_checkpoint.isdecimal()
@@ -147,9 +177,22 @@ def resume(
 
 
 def cancel(job: JobArgument) -> None:
-    """End a job of the manager. It can't be resumed."""
-    view = _ask(job, "cancel")
-    print(f"job {view['id']} {'is cancelled' if view['state'] == JobState.CANCELLED else 'is being cancelled'}")
+    """End a job of the manager, or all jobs of a sweep. They can't be resumed."""
+    for job_id in _jobs_of(job):
+        view = _ask(job_id, "cancel")
+        print(f"job {view['id']} {'is cancelled' if view['state'] == JobState.CANCELLED else 'is being cancelled'}")
+
+
+def _followed(client: Client, name: str) -> list[str]:
+    """A job, or all jobs of a sweep."""
+    members = [job["id"] for job in client.get("/api/jobs") if job["sweep"] == name]
+    return members or [client.job_id(name)]
+
+
+def _jobs_of(name: str) -> list[str]:
+    """A job; or the jobs of a sweep that have not ended."""
+    members = [job for job in Client.find().get("/api/jobs") if job["sweep"] == name]
+    return [job["id"] for job in members if job["state"] not in ENDED] if members else [name]
 
 
 def _ask(job: str, verb: str, **body: Any) -> dict[str, Any]:
@@ -163,14 +206,31 @@ def devices(
     drain: Annotated[
         str | None, typer.Option(help="Take this device out; jobs continue without it.", metavar="DEVICE")
     ] = None,
-    give_back: Annotated[str | None, typer.Option("--return", help="Put this device back.", metavar="DEVICE")] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", help="--drain: not now, but at 22:00, 2026-12-31 22:00, or in 6h.", metavar="TIME"),
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="--drain: put it back at this time.", metavar="TIME")] = None,
+    give_back: Annotated[
+        str | None,
+        typer.Option("--return", help="Put this device back, and forget when it was to be out.", metavar="DEVICE"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the manager's devices and the jobs on them."""
+    """Show the manager's devices and the jobs on them.
+
+    Example: vf devices --drain cpu:0 --from 22:00 --until 23:30
+    """
     client = Client.find()
-    for name, verb in ((drain, "drain"), (give_back, "return")):
-        if name is not None:
-            client.post(f"/api/devices/{name}/{verb}")
+    if (begin is not None or until is not None) and (drain is None or until is None):
+        raise ConfigError("--from and --until say when --drain DEVICE takes it out: give --until, too")
+    if drain is not None and until is not None:
+        start = moment_of(begin, "--from", time.time()) if begin is not None else time.time()
+        client.post(f"/api/devices/{drain}/maintenance", begin=start, end=moment_of(until, "--until", start))
+    elif drain is not None:
+        client.post(f"/api/devices/{drain}/drain")
+    if give_back is not None:
+        client.post(f"/api/devices/{give_back}/return")
     listed = client.get("/api/devices")
     if as_json:
         print(json.dumps(listed, indent=2))
@@ -178,6 +238,9 @@ def devices(
     table = Table("device", "type", "memory", "machine", "job", box=box.SIMPLE, pad_edge=False)
     for device in listed:
         job = "(taken out)" if device["lost"] else device["job"] or "(idle)"
+        if device["maintenance"] is not None:
+            begins, ends = map(moment, device["maintenance"])
+            job += f", back at {ends}" if device["lost"] else f", out from {begins} to {ends}"
         memory = size_text(device["memory"]) if device["memory"] is not None else ""
         table.add_row(device["name"], device["type"], memory, str(device["machine"]), job)
     screen().print(table)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from virtualflow.cli.files import check_folder, writing
-from virtualflow.cli.options import RoundSeconds, Useful
+from virtualflow.cli.options import RoundSeconds, Useful, seconds_of
 from virtualflow.cli.screen import screen
+from virtualflow.cluster import recorded
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
 from virtualflow.cluster.throughput.model import Throughput
@@ -22,23 +24,44 @@ from virtualflow.cluster.throughput.workloads import paper_speeds
 from virtualflow.core.devices import Pool, parse_pools
 from virtualflow.dashboard import simulation
 from virtualflow.dashboard.page import standalone
+from virtualflow.errors import ConfigError
+from virtualflow.manager.client import Client
 from virtualflow.sim import compare, costs, gavel_table, importers, pollux_applications
 from virtualflow.sim.compare import Comparison, Setting, on_machines
+from virtualflow.sim.costs import Costs
+from virtualflow.sim.engine import ReportProgress
 from virtualflow.sim.failures import Failures
-from virtualflow.sim.trace import Trace
+from virtualflow.sim.replayed import Past
 
 
 def simulate(
-    trace: Annotated[Path, typer.Argument(help="A trace in any known format: see `vf trace`.", metavar="TRACE")],
-    devices: Annotated[
-        str, typer.Option(help="The cluster: V100:8, or P100:4+4 for two machines, with commas.", metavar="DEVICES")
-    ],
-    policy: Annotated[
-        list[str],
+    trace: Annotated[
+        Path | None, typer.Argument(help="A trace in any known format: see `vf trace`.", metavar="TRACE")
+    ] = None,
+    from_cluster: Annotated[
+        bool, typer.Option("--from-cluster", help="Simulate the manager's own jobs, beside what really happened.")
+    ] = False,
+    since: Annotated[
+        str | None,
         typer.Option(
-            help=f"One or more of {', '.join(registry.BUILT_IN)}, or one of an installed package.", metavar="NAME"
+            help="--from-cluster: the jobs that were there in the last 12h or 7d. Default: 7d.", metavar="TIME"
         ),
-    ] = ["wfs"],  # noqa: B006, typer copies it
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            help="The cluster: V100:8, or P100:4+4 for two machines, with commas. With --from-cluster, the manager's.",
+            metavar="DEVICES",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"One or more of {', '.join(registry.BUILT_IN)}, or one of an installed package. Default: wfs; with "
+            "--from-cluster, the manager's.",
+            metavar="NAME",
+        ),
+    ] = None,
     seeds: Annotated[
         int, typer.Option(help="The number of traces like this one, for confidence intervals.", min=1, metavar="N")
     ] = 1,
@@ -94,26 +117,49 @@ def simulate(
 
     With --seeds, a generated trace is generated again; the jobs of other traces are shuffled over their arrival times.
 
-    Example: vf simulate trace.json --devices V100:8 --policy wfs --policy priority -o report/
+    With --from-cluster, the jobs that the manager had are run again under other policies, with
+    the speeds that it has learnt. The first rows are what happened, and the manager's policy simulated, so that you see
+    how far the simulator can be trusted.
+
+    Examples: vf simulate trace.json --devices V100:8 --policy wfs --policy priority -o report/, and
+    vf simulate --from-cluster --policy las
     """
     if output is not None:
         check_folder(output)
-    speeds: Throughput = paper_speeds(even=costs_name == costs.PAPER.name)  # its whole system, not half of it
-    if table is not None:
-        speeds = gavel_table.read(table, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat == GAVEL else None)
-    speeds = pollux_applications.beside(speeds)
     options = Options(rounding, useful, round_seconds, backfill, compat)
     broken = Failures(failures, machine_failures, repair, seed)
-    pools = on_machines(parse_pools(devices), machine_size)
-    setting = Setting(pools, speeds, costs.named(costs_name), options, broken)
-    loaded = importers.read(trace)
-    names = list(dict.fromkeys(policy))
+    names = list(dict.fromkeys(policy or ()))
     for name in names:
         registry.make(name, options)  # fail at once if one is unknown
-    comparison = _compare(loaded, names, setting, seeds, quiet=as_json)
+    pools = on_machines(parse_pools(devices), machine_size) if devices is not None else ()
+    spent = costs.named(costs_name)
+    if from_cluster:
+        for option, is_given in (("TRACE", trace), ("--throughputs", table), ("--seeds", seeds > 1)):
+            if is_given:
+                raise ConfigError(f"{option} does not go with --from-cluster: jobs and speeds are the manager's own")
+        past = _past(since, spent)
+        pools, source, runs = pools or past.recorded.pools, past.trace.source, len(names) + 1
+        setting = Setting(pools, past.throughput, spent, options, broken)
+        comparison = _with_bar(partial(past.compare, names, setting), len(past.jobs), runs, quiet=as_json)
+    else:
+        if trace is None or devices is None or since is not None:
+            raise ConfigError(
+                "a simulation needs a TRACE and --devices. With --from-cluster it is of the jobs that the manager has "
+                "had, those of the last week or --since."
+            )
+        speeds: Throughput = paper_speeds(even=costs_name == costs.PAPER.name)  # its whole system, not half of it
+        if table is not None:
+            speeds = gavel_table.read(table, whole_steps_seconds=GAVEL_ROUND_SECONDS if compat == GAVEL else None)
+        speeds = pollux_applications.beside(speeds)
+        setting = Setting(pools, speeds, spent, options, broken)
+        loaded, names = importers.read(trace), names or ["wfs"]
+        source, runs = loaded.source, len(names) * seeds
+        comparison = _with_bar(
+            partial(compare.compare, loaded, names, setting, seeds), len(loaded.jobs), runs, quiet=as_json
+        )
     if output is not None:
         with writing(output):
-            page = _write_report(comparison, pools, loaded.source, output)
+            page = _write_report(comparison, pools, source, output)
         screen(stderr=True).print(f"wrote {page}", highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps(_as_json(comparison)))
@@ -121,18 +167,24 @@ def simulate(
         _print(comparison)
 
 
-def _compare(loaded: Trace, names: list[str], setting: Setting, seeds: int, *, quiet: bool) -> Comparison:
-    """With a bar that counts jobs, over all policies and seeds."""
-    every = max(1, len(loaded.jobs) // 100)
+def _past(since: str | None, spent: Costs) -> Past:
+    """The manager's jobs of the last week, or *since*."""
+    seconds = seconds_of(since or "7d", "--since")
+    return Past.of(recorded.from_json(Client.find().get(f"/api/recorded?seconds={seconds:.3f}")), spent)
+
+
+def _with_bar(run: Callable[[ReportProgress], Comparison], jobs: int, runs: int, *, quiet: bool) -> Comparison:
+    """With a bar that counts *jobs*, over all *runs*."""
+    every = max(1, jobs // 100)
     console = screen(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task("simulating", total=len(loaded.jobs) * len(names) * seeds)
+        task = bar.add_task("simulating", total=jobs * runs)
 
         def count(done: int, total: int) -> None:
             if done % every == 0:
                 bar.advance(task, every)
 
-        return compare.compare(loaded, names, setting, seeds, count)
+        return run(count)
 
 
 def _write_report(comparison: Comparison, pools: Sequence[Pool], title: str, folder: Path) -> Path:

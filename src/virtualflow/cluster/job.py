@@ -30,6 +30,7 @@ class Job:
     min: int = 1  # devices: it waits rather than run on fewer
     memory: MemoryNeeds | None = None  # as far as it states any
     types: frozenset[str] | None = None  # of devices that hold it; None: all. See cluster.holding
+    owner: str = ""  # a user: see cluster.users
 
     def __post_init__(self) -> None:
         if self.demand < 1 or not self.steps > 0 or not self.priority > 0 or self.node_size < 1:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from virtualflow.cluster.assignment import Assignment
@@ -27,6 +28,7 @@ from virtualflow.cluster.placement import Placement
 from virtualflow.cluster.policies.base import ANY, NOTHING, Grant, Policy
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput.model import Throughput
+from virtualflow.cluster.users import Asking, Limit, Sharing, Users
 from virtualflow.cluster.waiting import Queue
 from virtualflow.core.devices import Pool
 from virtualflow.errors import ConfigError, PolicyError
@@ -45,10 +47,11 @@ class Scheduler:
         *,
         start_seconds: float = 0.0,
         memory: Mapping[str, int] = NO_LIMITS,
+        users: Users | None = None,
     ) -> None:
         """*start_seconds*: from a job's start to its first step, for policies that promise a time.
 
-        *memory*: bytes of a device by type, as far as they are known.
+        *memory*: bytes of a device by type, as far as they are known. *users*: who share the devices, and how.
         """
         self.start_seconds = start_seconds
         self.memory = DeviceMemory(memory)
@@ -58,8 +61,11 @@ class Scheduler:
         # What policies see: types that do not hold a job are not usable for it.
         self._throughput = HeldThroughput(throughput) if memory else throughput
         self._assignment = Assignment(self.placement, self._throughput, restarts=policy.restarts)
+        self.users = users
         self._states: dict[str, ScheduledJob] = {}
-        self._too_large: dict[str, ScheduledJob] = {}  # jobs that nothing here holds: policies do not see them
+        self._asked: dict[str, Job] = {}  # all jobs as they were submitted
+        self._limits: dict[str, Limit] = {}  # of those that may not ask for that, for their owners' other jobs
+        self._aside: dict[str, ScheduledJob] = {}  # jobs that nothing here holds, or that wait for their owners' others
         self._queue = Queue()
         self._now = -math.inf
         self._round: float | None = None  # the time of the next one, if the policy has rounds and one is asked for
@@ -75,6 +81,8 @@ class Scheduler:
                 self._states[job_id].steps_done = steps
             return []
         actions = self._apply(event)
+        if self.users is not None and not isinstance(event, Woken):
+            actions += self._limit(self.users)
         if self.policy.round_seconds is None:
             return actions + self._decide()
         return actions + self._in_rounds(event, self.policy.round_seconds)
@@ -102,10 +110,46 @@ class Scheduler:
         """*job* with the minimum, the demand and the types that its memory needs; None if nothing here holds it."""
         return self.memory.held(job, self.placement.totals)
 
-    def why_too_large(self, job_id: str) -> str | None:
-        """Why nothing here holds a job, in words; None if something does."""
-        state = self._too_large.get(job_id)
-        return self.memory.why_not(state.job, self.placement.totals) if state is not None else None
+    def why_aside(self, job_id: str) -> str | None:
+        """Why policies do not see a job, in words: nothing here holds it, or its owner's other jobs come first."""
+        state = self._aside.get(job_id)
+        if state is None:
+            return None
+        if self._is_held_back(job_id):
+            return self._limits[job_id].why
+        return self.memory.why_not(state.job, self.placement.totals)
+
+    def _is_held_back(self, job_id: str) -> bool:
+        return job_id in self._limits and not self._limits[job_id].demand
+
+    def _limit(self, users: Users) -> list[Action]:
+        """Let each job ask for what its owner's share, or cap, has room for; those who are to have less come first."""
+        asking = [Asking(job, self._states[name].allocation) for name, job in self._asked.items()]
+        if self.policy.sharing == Sharing.TURNS:
+            snapshot = self.snapshot()
+            asking.sort(key=lambda each: self.policy.order(self._states[each.job.id], snapshot))
+        before, self._limits = (
+            self._limits,
+            users.limits(asking, sum(self.placement.capacity.values()), self.policy.sharing),
+        )
+        changed = [name for name in self._asked if before.get(name) != self._limits.get(name)]
+        changed.sort(key=lambda name: self._limits[name].demand if name in self._limits else math.inf)
+        return [action for name in changed for action in self._changed(self._asked[name])]
+
+    def _limited(self, job: Job) -> Job | None:
+        """*job* with what it may ask for; None if that is nothing."""
+        limit = self._limits.get(job.id)
+        if limit is None:
+            return job
+        if not limit.demand:
+            return None
+        demand = min(job.demand, limit.demand)
+        return replace(job, demand=demand, min=min(job.min, demand), priority=limit.priority)
+
+    def _seen(self, job: Job, on: Collection[str] = ()) -> Job | None:
+        """*job* as policies see it; None if they do not."""
+        limited = self._limited(job)
+        return self.memory.held(limited, self.placement.totals, on) if limited is not None else None
 
     def _apply(self, event: Event) -> list[Action]:
         actions: list[Action] = []
@@ -118,7 +162,7 @@ class Scheduler:
                 self._arrived(job, event.attained.get(job.id, 0.0))
             for job, devices in event.running:
                 self._arrived(job, event.attained.get(job.id, 0.0))
-                if job.id in self._too_large:
+                if job.id in self._aside:
                     actions.append(SuspendJob(job.id))
                     continue
                 self._queue.remove(job.id)
@@ -126,10 +170,12 @@ class Scheduler:
         elif isinstance(event, JobEnded):
             state = self._states.pop(self._known(event.job_id).id)
             self._jobs_changed = True
+            self._asked.pop(event.job_id)
+            self._limits.pop(event.job_id, None)
             self.policy.forget(state.job)  # it may come back as another one, as after a pause
             if event.job_id in self._queue:
                 self._queue.remove(event.job_id)
-            elif self._too_large.pop(event.job_id, None) is None:
+            elif self._aside.pop(event.job_id, None) is None:
                 actions = self._assignment.end(self._now, state)
         elif isinstance(event, DevicesLost):
             for device in event.devices:
@@ -138,8 +184,8 @@ class Scheduler:
             actions = self._queue_suspended(self._assignment.lose(self._now, event.devices))
         elif isinstance(event, DevicesJoined):
             self.placement.join(event.devices)
-            for state in list(self._too_large.values()):  # a new machine may hold them
-                self._changed(state.job)
+            for name in list(self._aside):  # a new machine may hold them
+                self._changed(self._asked[name])
         return actions
 
     def _known(self, job_id: str) -> ScheduledJob:
@@ -149,12 +195,13 @@ class Scheduler:
 
     def _changed(self, job: Job) -> list[Action]:
         state = self._known(job.id)
+        self._asked[job.id] = job
         self._jobs_changed = True
         self.policy.forget(state.job)
-        held = self.memory.held(job, self.placement.totals, state.counts)
+        held = self._seen(job, state.counts)
         if job.id in self._queue:
             self._queue.remove(job.id)
-        elif self._too_large.pop(job.id, None) is None:
+        elif self._aside.pop(job.id, None) is None:
             if held is not None and (held.types is None or held.types.issuperset(state.counts)):
                 return self._queue_suspended(self._assignment.ask_for(self._now, state, held))
             actions = self._queue_suspended(self._assignment.apply(self._now, [(state, NOTHING)]))
@@ -165,10 +212,10 @@ class Scheduler:
         return []
 
     def _take_in(self, state: ScheduledJob, job: Job, held: Job | None) -> None:
-        """It has no devices: it waits, or is set aside as long as nothing holds it."""
+        """It has no devices: it waits, or is set aside as long as policies are not to see it."""
         state.job = held or job
         if held is None:
-            self._too_large[job.id] = state
+            self._aside[job.id] = state
         else:
             self._wait(state)
 
@@ -181,6 +228,7 @@ class Scheduler:
                 f"job {job.id} ({job.workload}, node size {job.node_size}) can run on no device of this cluster "
                 f"({types}): there is no profile, or its virtual nodes are too large for their memory"
             )
+        self._asked[job.id] = job
         held = self.held(job)
         state = ScheduledJob(held or job, attained_before=attained)
         state.changed_seconds = self._now
@@ -211,7 +259,7 @@ class Scheduler:
                 raise PolicyError(
                     f"policy {self.policy.name} granted devices to job {job_id}, which is unknown or has ended"
                 )
-            if job_id in self._too_large:
+            if job_id in self._aside:
                 continue
             state = self._states[job_id]
             if 0 < sum(grant.counts.values()) < state.job.min or not self._has_room(state, grant):

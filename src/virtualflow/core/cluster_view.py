@@ -36,6 +36,7 @@ class DeviceView:
     job: str | None = None
     lost: bool = False
     memory: int | None = None  # bytes, if they are known
+    maintenance: tuple[float, float] | None = None  # from when to when it is out, next time
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ class JobDescription:
     hash_seed: str = "0"  # PYTHONHASHSEED in its workers
     preload: tuple[str, ...] | None = None  # what is imported before workers start; None: what the script imports
     name: str = ""  # as its owner calls it
+    sweep: str = ""  # with which other jobs it was submitted, with other parameters
+    parameters: dict[str, str] = field(default_factory=dict)  # of the sweep, as they stand in its arguments
 
     def result(self) -> JobDescription:
         """Just what decides the result: nothing of where the job runs, and of what is done for its safety."""

@@ -15,3 +15,7 @@ class JobTerms:
     virtual_nodes: int | None = None  # as its owner says, or learnt when it runs
     expect_seconds: float | None = None  # on the full demand; as its owner says, until its steps show it
     retries: int = 0  # if its script fails
+    after: tuple[str, ...] = ()  # jobs, by id: it starts when all of them are done
+    by: float | None = None  # when it should be done, in seconds since the epoch
+    notify: str = ""  # a web address or a command that is to know when it ends
+    owner: str = ""  # a user, against whose share its devices count

@@ -67,6 +67,13 @@ class JobView:
     ended: float | None
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each, by name
     use: dict[str, DeviceUse] = field(default_factory=dict)  # of each device, while the job runs
+    by: float | None = None  # its deadline
+    deadline: str = ""  # whether that will be met, in words
+    late: bool | None = None  # whether it will be missed, or was; None while that is open
+    ends: float | None = None  # when it will end, for jobs with a deadline; at the earliest while it waits
+    owner: str = ""  # who has submitted it to a manager
+    sweep: str = ""  # with which other jobs it was submitted
+    parameters: dict[str, str] = field(default_factory=dict)  # of the sweep
     stages: int | None = None  # that its model is cut into; *mapping* has the nodes of which a device runs any stage
 
     @property
@@ -124,6 +131,7 @@ class JobDetails:
     memory: MemoryNeeds | None = None
     cells: Sequence[Sequence[str]] = ()  # of a model in stages: for each, the device of each virtual node
     shadows: Sequence[Sequence[str]] = ()  # for each stage, the devices that hold it besides
+    notice: str = ""  # that it has ended: "sent", or why it could not be delivered
     speed: SpeedView | None = None  # known to managers only
 
     def with_view(self, view: JobView) -> dict[str, Any]:

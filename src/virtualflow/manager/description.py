@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from virtualflow.cluster.job import Job
+from virtualflow.cluster.users import Users
 from virtualflow.core.devices import Pool, type_of
 from virtualflow.job.folder import JobFolder, JobSpec, write_json
 from virtualflow.job.status import JobStatus
@@ -32,6 +33,7 @@ class Cluster:
     machines: Mapping[str, str] = field(default_factory=dict)  # by device: its machine's id, if there are several
     environment: Mapping[str, str] = field(default_factory=dict)  # what coordinators need to find them
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a device by type, as far as they are known
+    users: Users | None = None  # who share the devices, and how; None: nobody asks who a job's owner is
 
 
 def for_scheduler(record: Record, devices: int) -> Job:
@@ -46,6 +48,7 @@ def for_scheduler(record: Record, devices: int) -> Job:
         length,
         priority=record.terms.priority,
         min=min(record.terms.min, demand),
+        owner=record.terms.owner,
         memory=memory,
         virtual_nodes=(record.terms.virtual_nodes or 0) if memory is not None else 0,
     )

@@ -55,6 +55,13 @@ class JobSpeeds:
         assert record.terms.virtual_nodes is not None
         return fit(self._guess(record, types), record.terms.virtual_nodes, self.measured(record))
 
+    def of_record(self, record: Record, types: tuple[str, ...]) -> StepModel | None:
+        """What its record says, without its stream where it has ended; None for what never had virtual nodes."""
+        if record.terms.virtual_nodes is None:
+            return None
+        steps = record.measured_steps if record.is_over else self.measured(record)
+        return fit(self._guess(record, types) if steps else Guess.linear(types), record.terms.virtual_nodes, steps)
+
     def _guess(self, record: Record, types: tuple[str, ...]) -> Guess:
         known = self._from_profile(record) or self._from_others(record, types) or Guess.linear(types)
         return known.on(types)

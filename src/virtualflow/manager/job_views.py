@@ -8,7 +8,7 @@ from virtualflow.core.job_state import JobState
 from virtualflow.core.job_view import JobView, Progress
 from virtualflow.core.wording import counted
 from virtualflow.job.status import with_cells
-from virtualflow.manager import lifecycle
+from virtualflow.manager import deadlines, dependencies, lifecycle
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.record import Record, Wish
 
@@ -32,6 +32,7 @@ def view_of(manager: Manager, record: Record, place: int | None, now: float) -> 
     held = manager.scheduler.jobs.get(record.id)
     least = held.job.min if held is not None and held.job.types is not None else 1
     run_seconds = lifecycle.run_seconds(record, now)
+    forecast = deadlines.forecast(record, watch, progress.eta_seconds, now)
     return JobView(
         id=record.id,
         name=record.name,
@@ -44,6 +45,13 @@ def view_of(manager: Manager, record: Record, place: int | None, now: float) -> 
         metrics=progress.metrics,
         examples_per_second=progress.examples_per_second,
         eta_seconds=progress.eta_seconds,
+        owner=record.terms.owner,
+        by=record.terms.by,
+        deadline=forecast.text if forecast is not None else "",
+        late=forecast.late if forecast is not None else None,
+        ends=forecast.ends if forecast is not None else None,
+        sweep=record.description.sweep,
+        parameters=record.description.parameters,
         priority=record.terms.priority,
         demand=record.terms.demand,
         want=max(record.max_devices, least),
@@ -77,6 +85,8 @@ def reason(manager: Manager, record: Record, place: int | None) -> str:
     if record.state == JobState.PAUSED:
         return f"paused by its owner: vf resume {record.id}"
     if record.state == JobState.QUEUED:
+        if after := dependencies.why_waiting(record, manager.records):
+            return after
         return _why_waiting(manager, record, place)
     if record.state == JobState.RUNNING and (lacks := record.max_devices - len(record.devices)) > 0:
         return f"it could use {counted(lacks, 'more device')}, which the policy gives to other jobs"
@@ -112,8 +122,8 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
     snapshot = manager.scheduler.snapshot()
     if not snapshot.devices:
         return "the cluster has no devices at the moment"
-    if too_large := manager.scheduler.why_too_large(record.id):
-        return too_large
+    if aside := manager.scheduler.why_aside(record.id):
+        return aside
     state = manager.scheduler.jobs.get(record.id)
     if state is not None and state.job.types is not None:
         return _why_without_room(snapshot, state.job, place)

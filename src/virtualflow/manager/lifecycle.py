@@ -43,6 +43,14 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class DependencyEnded:
+    """A job that it was to follow has ended, and not well: *text* says which, and how."""
+
+    now: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ShutdownRequested:
     """The manager is about to end, and its jobs stop until the next one starts."""
 
@@ -86,6 +94,7 @@ LifecycleEvent = (
     PauseRequested
     | ResumeRequested
     | CancelRequested
+    | DependencyEnded
     | ShutdownRequested
     | ManagerReplaced
     | DevicesWithdrawn
@@ -118,6 +127,8 @@ def after(record: Record, event: LifecycleEvent) -> Step:
             return _resumed(record, now)
         case CancelRequested(now):
             return _cancelled(record, now)
+        case DependencyEnded(now, text):
+            return replace(_over(record, JobState.CANCELLED, now), failure=text), ON_END
         case ShutdownRequested():
             return replace(record, wish=record.wish or Wish.DOWN), ()
         case ManagerReplaced():

@@ -21,13 +21,13 @@ from typing import Any
 from virtualflow.cluster.messages import (
     DevicesJoined,
     DevicesLost,
-    JobArrived,
     JobsRestored,
     Woken,
 )
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.scheduler import Scheduler
 from virtualflow.core.job_state import JobState
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.core.wording import counted
 from virtualflow.errors import (
     ManagerError,
@@ -37,14 +37,17 @@ from virtualflow.errors import (
 )
 from virtualflow.job import checkpoints
 from virtualflow.manager import description, lifecycle, orphans
+from virtualflow.manager.dependencies import Dependencies
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.fleet import Fleet
 from virtualflow.manager.job_errors import JobErrors
+from virtualflow.manager.notices import Notices
 from virtualflow.manager.reconciler import Reconciler
 from virtualflow.manager.record import Record
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission, check_priority
 from virtualflow.manager.takeover import taken_over
+from virtualflow.manager.windows import Window
 from virtualflow.system.clock import SteadyClock
 from virtualflow.system.home import home, new_job_id
 
@@ -78,6 +81,7 @@ class Manager:
         self._driver = self.reconciler.driver
         self._handle, self._job = self._driver.handle, self._driver.job
         self._errors = JobErrors(records.mark_changed)
+        self._notices = Notices(records, self._seconds)
         self._orphans = orphans.RunningOrphans()
         self._look_for_orphans_after = 0.0
         self._stopping = False
@@ -90,6 +94,7 @@ class Manager:
             checkpoint = str(checkpoints.checked(Path(given)))
             submission = replace(submission, description=replace(submission.description, from_checkpoint=checkpoint))
         with self.lock:
+            self._check_terms(submission.terms)
             record = submission.record(self._new_id(), self.clock())
             folder = self.fleet.folder(record.id)
             try:
@@ -105,6 +110,20 @@ class Manager:
                 raise _not_taken(error) from error
             self._arrives(record)
         return record.id
+
+    def _check_terms(self, terms: JobTerms) -> None:
+        """Raises ManagerError if the job could never run, or not in time, whatever else there is to do."""
+        users = self.cluster.users
+        cap = users.cap_of(terms.owner) if users is not None else None
+        if cap is not None and terms.min > cap:
+            raise ManagerError(
+                f"{terms.owner}'s jobs may have {cap} device(s) together here, and this one needs at least {terms.min}"
+            )
+        if terms.by is not None and not terms.by > self.clock():
+            raise ManagerError("the deadline is in the past already")
+        for job_id in terms.after:
+            if self.records[job_id].is_over and self.records[job_id].state != JobState.DONE:
+                raise ManagerError(f"no job can follow {job_id}: its state is {self.records[job_id].state}")
 
     def set_priority(self, job_id: str, priority: float) -> None:
         check_priority(priority)
@@ -216,9 +235,33 @@ class Manager:
                 self.records.lose(gone)
                 self._handle(DevicesLost(self._seconds(), gone))
 
-    def give_back(self, devices: Iterable[str]) -> None:
-        """Lost devices can be used again."""
+    def plan_maintenance(self, device: str, begin: float, end: float) -> None:
+        """Take a device out from shortly before *begin* until *end*, in seconds since the epoch."""
+        window = Window(device, begin, end)
         with self.lock:
+            window.check(self.clock())
+            list(self._known([device]))
+            self.records.set_window(window)
+
+    def _keep_windows(self) -> None:
+        """Take out devices whose maintenance begins, and put back those whose maintenance is over."""
+        now, placement = self.clock(), self.scheduler.placement
+        for window in self.records.windows:
+            is_out = not placement.knows(window.device) or window.device in placement.lost
+            if window.is_open(now) and not is_out:
+                self.records.set_window(replace(window, drained=True))  # before, or nobody would put it back
+                self.lose([window.device])
+            elif now >= window.end:
+                if window.drained and placement.knows(window.device):
+                    self.give_back([window.device])
+                else:
+                    self.records.drop_windows([window])
+
+    def give_back(self, devices: Iterable[str]) -> None:
+        """Lost devices can be used again, and no window is open or planned for them any more."""
+        devices = tuple(devices)
+        with self.lock:
+            self.records.drop_windows(window for window in self.records.windows if window.device in devices)
             lost = self.scheduler.placement.lost
             if back := tuple(device for device in self._known(devices) if device in lost):
                 self.records.give_back(back)
@@ -256,7 +299,11 @@ class Manager:
             running = [job_id for job_id in healthy if self.records[job_id].state == JobState.RUNNING]
             self._errors.for_each(self.reconciler.estimate, self.reconciler.due_for_estimate(running))
             self._errors.for_each(self.reconciler.direct, running)
+            self._notices.look()
+            self._keep_windows()
             if not self._stopping:
+                following = [record.id for record in self.records.all() if self._is_to_follow(record)]
+                self._errors.for_each(self.reconciler.follow, following)
                 waiting = [
                     record for record in self.records.all() if record.state == JobState.QUEUED and record.devices
                 ]
@@ -266,6 +313,10 @@ class Manager:
                 for record in self._running_orphans():
                     self._take_in(record)
             self.records.backups.make_if_due(self.clock())
+
+    def _is_to_follow(self, record: Record) -> bool:
+        is_waiting = record.state == JobState.QUEUED and record.id not in self.scheduler.jobs
+        return is_waiting and bool(record.terms.after)
 
     def _take_over(self) -> None:
         """Take over what an earlier manager has left, without touching jobs that run."""
@@ -285,7 +336,8 @@ class Manager:
         for record in (*restored.running, *restored.waiting):
             self.reconciler.note_speed(record)
         running = tuple((self._job(record), record.devices) for record in restored.running)
-        waiting, attained = tuple(map(self._job, restored.waiting)), self.records.attained(self.clock())
+        ready = [record for record in restored.waiting if not Dependencies.of(record, self.records).awaited]
+        waiting, attained = tuple(map(self._job, ready)), self.records.attained(self.clock())
         self._handle(JobsRestored(self._seconds(), running, waiting, attained))
 
     def _catch_up(self, job_id: str) -> None:
@@ -310,8 +362,7 @@ class Manager:
 
     def _arrives(self, record: Record) -> None:
         self._driver.note_arrival(record, self._seconds())
-        self.reconciler.note_speed(record)
-        self._handle(JobArrived(self._seconds(), self._job(record)))
+        self.reconciler.enter(record)
 
     def _known(self, devices: Iterable[str]) -> Iterable[str]:
         for device in devices:

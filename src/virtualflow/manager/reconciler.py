@@ -15,6 +15,7 @@ from virtualflow.job import launch
 from virtualflow.job.folder import JobSpec
 from virtualflow.job.status import JobStatus
 from virtualflow.manager import description, environment, estimates, lifecycle
+from virtualflow.manager.dependencies import Dependencies
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.estimates import EstimateTurns
 from virtualflow.manager.fleet import End, Fleet, Origin
@@ -66,11 +67,24 @@ class Reconciler:
             elif effect == Effect.ERASE_VARIABLES:
                 environment.erase(folder.path)
             elif effect == Effect.ENTER_SCHEDULER:
-                self.note_speed(record)
-                self.driver.handle(JobArrived(self._seconds(), self.driver.job(record)))
+                self.enter(record)
             elif effect == Effect.LEAVE_SCHEDULER and job_id in self.driver.scheduler.jobs:
                 self.driver.handle(JobEnded(self._seconds(), job_id))
                 self.speeds.forget(job_id)
+
+    def enter(self, record: Record) -> None:
+        """Let the scheduler know of a job, unless it has to wait for others first."""
+        if not Dependencies.of(record, self._records).awaited:
+            self.note_speed(record)
+            self.driver.handle(JobArrived(self._seconds(), self.driver.job(record)))
+
+    def follow(self, job_id: str) -> None:
+        """Let a job start that was to follow others, if they are done; it is cancelled if one of them ended badly."""
+        record = self._records[job_id]
+        if why := Dependencies.of(record, self._records).why_not:
+            self.change(job_id, lifecycle.DependencyEnded(self._clock(), why))
+        else:
+            self.enter(record)
 
     def look_at(self, job_id: str) -> None:
         """See how a job that was launched is doing."""

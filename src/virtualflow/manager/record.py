@@ -54,6 +54,7 @@ class Record:
     launched: float | None = None
     failure: str | None = None
     measured_steps: tuple[TimedSteps, ...] = ()  # what its steps took, as of its last end
+    notice: str = ""  # that it has ended: whether it was sent, or why it could not be
     trouble: str | None = None  # why it was put to rest without having been asked for
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,16 @@ from virtualflow.errors import ManagerError, RecordsError, UnknownJobError
 from virtualflow.manager import record as recorded
 from virtualflow.manager.backups import Backups
 from virtualflow.manager.record import Record, Wish
+from virtualflow.manager.windows import Window
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, ended INTEGER NOT NULL, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS segments (
     job TEXT NOT NULL, begin REAL NOT NULL, end REAL, devices TEXT NOT NULL, PRIMARY KEY (job, begin));
 CREATE TABLE IF NOT EXISTS lost (device TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS windows (
+    device TEXT NOT NULL, begin REAL NOT NULL, end REAL NOT NULL, drained INTEGER NOT NULL,
+    PRIMARY KEY (device, begin));
 CREATE TABLE IF NOT EXISTS written (by TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS open_segments ON segments (job) WHERE end IS NULL;
 """
@@ -48,6 +52,8 @@ class Records:
             path.chmod(0o600)  # the jobs' arguments are in it
             self._open()
             self._records = {record.id: record for record in self._read()}
+            rows = self._connection.execute("SELECT device, begin, end, drained FROM windows ORDER BY begin").fetchall()
+            self._windows = {(row[0], row[1]): Window(row[0], row[1], row[2], bool(row[3])) for row in rows}
         except BaseException:
             self._connection.close()
             raise
@@ -64,6 +70,9 @@ class Records:
             newest = ", ".join(list(self._records)[-5:]) or "none"
             raise UnknownJobError(f"the manager has no job {job_id!r}. The newest ones: {newest}.")
         return self._records[job_id]
+
+    def find(self, job_id: str) -> Record | None:
+        return self._records.get(job_id)
 
     def all(self) -> list[Record]:
         """In the order they were submitted."""
@@ -141,6 +150,13 @@ class Records:
             rows = self._connection.execute(query, (MAX_SEGMENTS,)).fetchall()
         return [(job, begin, end, json.loads(devices)) for job, begin, end, devices in reversed(rows)]
 
+    def allocations_of(self, jobs: Collection[str]) -> list[tuple[str, float, float | None, list[str]]]:
+        """All that these jobs ever had, in order."""
+        query = "SELECT job, begin, end, devices FROM segments ORDER BY begin"
+        with self._explained():
+            rows = self._connection.execute(query).fetchall()
+        return [(job, begin, end, json.loads(devices)) for job, begin, end, devices in rows if job in jobs]
+
     def attained(self, now: float) -> dict[str, float]:
         """The device-seconds that each job has had."""
         service = "SUM(MAX(0, COALESCE(end, ?) - begin) * json_array_length(devices))"
@@ -158,6 +174,27 @@ class Records:
     def give_back(self, devices: Iterable[str]) -> None:
         with self._transaction():
             self._connection.executemany("DELETE FROM lost WHERE device=?", [(name,) for name in devices])
+
+    @property
+    def windows(self) -> list[Window]:
+        """Maintenance windows that are not over."""
+        return list(self._windows.values())
+
+    def set_window(self, window: Window) -> None:
+        """A new window, or one in the place of another of the device with the same begin."""
+        with self._transaction():
+            row = (window.device, window.begin, window.end, window.drained)
+            self._connection.execute("INSERT OR REPLACE INTO windows VALUES (?, ?, ?, ?)", row)
+        self._windows[window.device, window.begin] = window
+        self.version += 1
+
+    def drop_windows(self, windows: Iterable[Window]) -> None:
+        for window in windows:
+            with self._transaction():
+                row = (window.device, window.begin)
+                self._connection.execute("DELETE FROM windows WHERE device=? AND begin=?", row)
+            del self._windows[window.device, window.begin]
+            self.version += 1
 
     def lost(self) -> set[str]:
         """Devices that were taken out and not given back."""

@@ -28,7 +28,7 @@ class SafePolicy(Policy):
         self._has_failed = False
         self.__dict__["name"] = policy.name
         self.round_seconds, self.needs_progress = policy.round_seconds, policy.needs_progress
-        self.restarts = policy.restarts
+        self.restarts, self.sharing = policy.restarts, policy.sharing
 
     def order(self, state: ScheduledJob, snapshot: Snapshot) -> tuple[Any, ...]:
         try:
@@ -81,7 +81,14 @@ def made_anew(
     jobs: Sequence[tuple[Job, tuple[str, ...], str | None]],
 ) -> Scheduler:
     """A scheduler in place of one that broke in the middle of a decision: each job has its devices, or its host's."""
-    new = Scheduler(pools, _FixedGrants({}), old.throughput, start_seconds=old.start_seconds, memory=old.memory.sizes)
+    new = Scheduler(
+        pools,
+        _FixedGrants({}),
+        old.throughput,
+        start_seconds=old.start_seconds,
+        memory=old.memory.sizes,
+        users=old.users,
+    )
     since: dict[int, list[str]] = {}  # machines that have come since the start
     for device in old.placement.devices:
         if not new.placement.knows(device):

@@ -50,7 +50,12 @@ class SchedulerDriver:
         self.learnt = Learnt()
         safe_policy = SafePolicy(policy, self._failed, self._is_well)
         self.scheduler = Scheduler(
-            cluster.pools, safe_policy, self.learnt, start_seconds=START_SECONDS, memory=cluster.memory
+            cluster.pools,
+            safe_policy,
+            self.learnt,
+            start_seconds=START_SECONDS,
+            memory=cluster.memory,
+            users=cluster.users,
         )
         self.problem = ""  # what the policy's last failure was, until it is well again
         self._cluster = cluster
@@ -71,6 +76,10 @@ class SchedulerDriver:
         """A job as the scheduler sees it."""
         job = description.for_scheduler(record, len(self.scheduler.placement.devices))
         return replace(job, arrival_seconds=self._arrivals.get(record.id, record.submitted))
+
+    def as_submitted(self, record: Record) -> Job:
+        """The same job with people's time of its arrival, and without a limit that it may have at the moment."""
+        return description.for_scheduler(replace(record, cap=None), len(self.scheduler.placement.devices))
 
     def held(self, job_id: str) -> Job | None:
         """A job that runs or waits, as its memory lets it be: with its least number of devices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from virtualflow.core.job_names import check_name
 from virtualflow.core.job_terms import JobTerms
 from virtualflow.core.wording import counted
 from virtualflow.errors import ManagerError, ProfileError
-from virtualflow.manager import environment
+from virtualflow.manager import environment, notices
 from virtualflow.manager.record import Record
 from virtualflow.system.hash_seed import hash_seed_of
 
@@ -66,6 +67,8 @@ class Submission:
 
 def _check_terms(terms: JobTerms, devices: int) -> None:
     check_priority(terms.priority)
+    check_owner(terms.owner)
+    notices.check(terms.notify)
     if not 1 <= terms.demand <= devices:
         raise ManagerError(f"a demand of {terms.demand} can't be met: the cluster has {counted(devices, 'device')}")
     if not 1 <= terms.min <= terms.demand:
@@ -82,3 +85,8 @@ def _check_terms(terms: JobTerms, devices: int) -> None:
 def check_priority(priority: float) -> None:
     if not 1e-3 <= priority < 1e6:  # a linear program can't resolve weights that are further apart
         raise ManagerError(f"a priority is a number above 0, from 0.001 to below a million, not {priority:g}")
+
+
+def check_owner(owner: str) -> None:
+    if not re.fullmatch(r"[^\s/\x00-\x1f\x7f]{0,64}", owner):
+        raise ManagerError(f"the owner {owner!r} is not the name of a user: at most 64 characters, no space and no /")

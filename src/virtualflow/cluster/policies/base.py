@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 from virtualflow.cluster.job import Job, ScheduledJob
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput.model import Throughput
+from virtualflow.cluster.users import Sharing
 
 ANY = "*"  # a device type for policies that only count
 
@@ -70,6 +71,7 @@ class Policy(ABC):
     name: ClassVar[str]
     round_seconds: float | None = None  # None: asked at every event
     needs_progress: bool = False  # whether `steps_done` must be up to date
+    sharing: Sharing | None = None  # how users share devices under it; None: by no weights, only caps count
     restarts: bool = False  # whether a changed allocation means a checkpoint and a restart: no elastic jobs
     changes_batch: bool = False  # whether jobs run at the batch size that is best for their devices: other results
     live_refusal: str | None = None  # why no live manager can follow it, and what to use; None: it can

@@ -8,12 +8,14 @@ from virtualflow.cluster.job import Job
 from virtualflow.cluster.linear_programs import Floats, max_min, water_filling
 from virtualflow.cluster.policies.gavel import PAPER, Column, Entry, Gavel
 from virtualflow.cluster.snapshot import Snapshot
+from virtualflow.cluster.users import Sharing
 
 
 class Las(Gavel):
     """Max-min fairness over what a job gets of its devices, by weight, against the whole cluster shared out evenly."""
 
     name = "las"
+    sharing = Sharing.TIME
 
     def shares(self, entries: Sequence[Entry], snapshot: Snapshot) -> Floats:
         return max_min(self.program(entries, snapshot)).shares

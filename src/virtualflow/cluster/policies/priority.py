@@ -14,12 +14,14 @@ from typing import Any
 from virtualflow.cluster.job import ScheduledJob
 from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.snapshot import Snapshot
+from virtualflow.cluster.users import Sharing
 
 
 class Priority(Policy):
     """Jobs in descending priority. With backfill, jobs further back run where they do not delay the first one."""
 
     name = "priority"
+    sharing = Sharing.TURNS
 
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
         super().__init__(options)

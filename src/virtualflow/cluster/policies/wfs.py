@@ -18,6 +18,7 @@ from virtualflow.cluster.policies import shares, typed, usefulness
 from virtualflow.cluster.policies.base import Decision, Grant, Options, Policy
 from virtualflow.cluster.policies.shares import Claim
 from virtualflow.cluster.snapshot import Snapshot
+from virtualflow.cluster.users import Sharing
 
 LIGHTEST = 1e-12  # no weight is 0, however slow a job is
 WORTH_MOVING = 1.1  # a smaller gain in speed is not worth a restart on other devices
@@ -27,6 +28,7 @@ class Wfs(Policy):
     """Priorities are the jobs' own."""
 
     name = "wfs"
+    sharing: Sharing | None = Sharing.DEVICES
 
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
         super().__init__(options)
@@ -233,6 +235,7 @@ class Sjf(Wfs):
     """Shortest job first: a job's weight falls with the time that it takes as a whole, on its full demand."""
 
     name = "sjf"
+    sharing = None  # its weights are lengths
 
     def weight(self, state: ScheduledJob, snapshot: Snapshot) -> float:
         return max(LIGHTEST, snapshot.fastest(state.job) / state.job.steps)
@@ -242,6 +245,7 @@ class Srtf(Wfs):
     """Shortest remaining time first: a job's weight grows as its end comes near."""
 
     name = "srtf"
+    sharing = None
     needs_progress = True
 
     def weight(self, state: ScheduledJob, snapshot: Snapshot) -> float:

@@ -21,7 +21,7 @@ import { ENDED, pill, ticking } from "./jobs.js";
 
 const SERIES_EVERY_MS = 1500;
 const LOGS_EVERY_MS = 1500;
-const WIDE = ["Devices", "Step"];
+const WIDE = ["Devices", "Step", "Deadline"];
 const COLOUR_CODES = /\x1b\[[0-9;?]*[A-Za-z]/g;
 const LONGEST_LOG = 400000; // characters that are kept
 
@@ -86,6 +86,9 @@ export class Detail {
       ["Devices", job.devices.length ? typeCounts(types) : NOTHING, !report],
       ["May have", limits, !report],
       ["Demand", count(job.demand), report],
+      ["Deadline", job.by == null ? "" : `${moment(job.by)}: ${job.deadline}`, job.by != null],
+      ["Owner", job.owner, Boolean(job.owner)],
+      ...Object.entries(job.parameters ?? {}).map(([name, value]) => [`Parameter ${name}`, value, true]),
       ["Priority", count(job.priority), mode !== "job"],
       ["Virtual nodes", count(job.virtual_nodes), true],
       ["Step", job.steps ? `${count(job.step)} / ${count(job.steps)}` : count(job.step), !report],

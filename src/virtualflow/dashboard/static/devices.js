@@ -1,7 +1,7 @@
 // Which virtual node runs on which device right now, and what its worker uses there.
 
 import { byId, el, reconcile, set, text } from "./dom.js";
-import { bytes, plural, ranges } from "./format.js";
+import { bytes, moment, plural, ranges } from "./format.js";
 import { colourOf } from "./colours.js";
 
 const MOST_CHIPS = 16;
@@ -68,7 +68,7 @@ function update(tile, device, job, mode) {
   set(name, "data-job", device.job);
   name.disabled = device.job == null;
   set(name.firstChild, "class", device.job == null ? "swatch none" : `swatch ${colourOf(device.job)}`);
-  text(name.lastChild, device.job == null ? (device.lost ? "lost or drained" : "free") : (job?.name ?? device.job));
+  text(name.lastChild, device.job == null ? (device.lost ? "lost or drained" : device.maintenance ? `out from ${moment(device.maintenance[0])}` : "free") : (job?.name ?? device.job));
   const used = job?.use?.[device.name];
   use.hidden = !used;
   text(use, used ? useWords(used) : "");

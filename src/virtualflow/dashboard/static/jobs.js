@@ -82,9 +82,9 @@ function sortedBy(jobs, column, down, report) {
   );
 }
 
-/** Whether all words of the search are in a job's name, id, script, state or reason. */
+/** Whether all words of the search are in a job's name, id, owner, sweep, script, state or reason. */
 export function matches(job, search) {
-  const all = [job.name, job.id, job.script, job.state, job.reason].filter(Boolean).join(" ").toLowerCase();
+  const all = [job.name, job.id, job.owner, job.sweep, job.script, job.state, job.reason].filter(Boolean).join(" ").toLowerCase();
   return search
     .toLowerCase()
     .split(/\s+/)
@@ -194,8 +194,10 @@ export class Jobs {
     set(at.job.querySelector("i"), "class", `swatch ${colourOf(job.id)}`);
     text(at.job.querySelector("span"), job.name || job.id);
     set(at.job.firstChild, "title", job.name);
-    text(at.job.lastChild, job.reason);
-    set(at.job.lastChild, "title", job.reason);
+    const late = job.late && !ENDED.includes(job.state) ? `deadline ${job.deadline}` : "";
+    const reason = [late, job.reason].filter(Boolean).join("; ");
+    text(at.job.lastChild, reason);
+    set(at.job.lastChild, "title", reason);
     set(at.job.firstChild, "aria-pressed", job.id === selected ? "true" : "false");
     pill(at.state.firstChild, job.state);
     text(at.priority, significant(job.priority, 2).replace(/\.0$/, ""));

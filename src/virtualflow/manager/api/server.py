@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import MISSING, fields
 from importlib.resources import files
@@ -104,6 +105,13 @@ class Resize(_Body):
     devices: Annotated[int, Field(le=MOST)] | Literal["auto"]
 
 
+class Maintenance(_Body):
+    """When a device is to be out, in seconds since the epoch."""
+
+    begin: float = Field(ge=0, le=1e11)
+    end: float = Field(ge=0, le=1e11)
+
+
 class Down(_Body):
     keep_jobs: bool = False
 
@@ -164,6 +172,11 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             terms=body.said_of(JobTerms),
         )
         return {"id": source.submit(submission)}
+
+    @api.get("/api/sweeps/{sweep}", responses=refusals)
+    def sweep(sweep: Annotated[str, InPath(max_length=80)]) -> list[View]:
+        """All jobs of a sweep, also those that have ended long ago."""
+        return cast(list[View], _plain(source.sweep(sweep)))
 
     @api.get("/api/jobs/{job_id}", responses=refusals)
     def job(job_id: JobId) -> View:
@@ -229,6 +242,11 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
         """Which job had which devices, and when."""
         return source.history()
 
+    @api.get("/api/recorded", responses={409: {"description": "This is the dashboard of one job."}})
+    def recorded(seconds: Annotated[float, Query(gt=0, le=MOST)] = 7 * 86400.0) -> View:
+        """The jobs of the last *seconds*: when they came, what they had, how fast they are. For `vf simulate`."""
+        return cast(View, _plain(source.recorded(time.time() - seconds)))
+
     @api.get("/api/stream", response_class=StreamingResponse)
     async def stream() -> StreamingResponse:
         """Server-sent events: the state, whenever it has changed."""
@@ -242,6 +260,14 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
     def drain(name: str) -> list[View]:
         """Take a device out: jobs on it go on with the others they have."""
         source.lose(name)
+        return devices()
+
+    @api.post(
+        "/api/devices/{name:path}/maintenance", responses={409: {"description": "It can't be; the answer says why."}}
+    )
+    def maintenance(name: str, body: Maintenance) -> list[View]:
+        """Take a device out for a time to come: it is put back after that, or by /return."""
+        source.plan_maintenance(name, body.begin, body.end)
         return devices()
 
     @api.post("/api/devices/{name:path}/return", responses={409: {"description": "There is no such device."}})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from virtualflow import __version__
+from virtualflow.cluster.recorded import to_json
 from virtualflow.core.cells import Cells
 from virtualflow.core.cluster_view import AllocationView, ClusterView, DeviceView, history_of, state_of
 from virtualflow.core.devices import Pool, type_of
@@ -22,6 +23,7 @@ from virtualflow.job.status import with_cells
 from virtualflow.job.wire_messages import ResizeJob, StopJob
 from virtualflow.manager.job_views import view_of
 from virtualflow.manager.manager import Manager
+from virtualflow.manager.recording import recorded
 from virtualflow.manager.submission import Submission
 
 View = dict[str, Any]
@@ -39,6 +41,11 @@ class Source(Protocol):
 
     def state(self) -> View: ...
     def history(self) -> View: ...
+    def sweep(self, sweep: str) -> list[View]: ...
+    def recorded(self, since: float) -> View:
+        """Jobs of this time, as a simulation needs them."""
+        ...
+
     def job(self, job_id: str) -> View: ...
     def watch(self, job_id: str) -> Watch: ...
     def pauses_ms(self) -> Sequence[float]:
@@ -54,6 +61,7 @@ class Source(Protocol):
     def cancel(self, job_id: str) -> None: ...
     def lose(self, device: str) -> None: ...
     def give_back(self, device: str) -> None: ...
+    def plan_maintenance(self, device: str, begin: float, end: float) -> None: ...
     def orphans(self) -> list[View]: ...
     def take_in(self, job_id: str) -> None: ...
 
@@ -65,6 +73,7 @@ class ClusterSource:
         self.manager = manager
         self.submit, self.cap, self.set_priority = manager.submit, manager.cap, manager.set_priority
         self.pause, self.resume, self.cancel = manager.pause, manager.resume, manager.cancel
+        self.plan_maintenance = manager.plan_maintenance
         self.orphans, self.take_in = manager.orphans, manager.take_in
 
     @property
@@ -93,7 +102,8 @@ class ClusterSource:
             now = manager.clock()
             places = self._places()
             records = manager.records.all()
-            ended = [record.id for record in records if record.is_over]
+            going = {record.description.sweep for record in records if not record.is_over}
+            ended = [record.id for record in records if record.is_over and record.description.sweep not in going - {""}]
             hidden = set(ended[:-MAX_ENDED])
             cluster = ClusterView(
                 "VirtualFlow",
@@ -121,6 +131,19 @@ class ClusterSource:
                 for job, begin, end, devices in manager.records.allocations()
             )
 
+    def sweep(self, sweep: str) -> list[View]:
+        manager = self.manager
+        with manager.lock:
+            records = [record for record in manager.records.all() if sweep and record.description.sweep == sweep]
+            if not records:
+                raise UnknownJobError(f"the manager has no sweep {sweep!r}. `vf queue` shows those with jobs.")
+            now, places = manager.clock(), self._places()
+            return [view_of(manager, record, places.get(record.id), now).to_json() for record in records]
+
+    def recorded(self, since: float) -> View:
+        with self.manager.lock:
+            return to_json(recorded(self.manager, since))
+
     def job(self, job_id: str) -> View:
         manager = self.manager
         with manager.lock:
@@ -139,6 +162,7 @@ class ClusterSource:
                 record.terms,
                 record.memory,
                 *_grid(cells),
+                record.notice,
                 manager.reconciler.speeds.view(record, self._pools()),
             )
             return details.with_view(view)
@@ -153,6 +177,7 @@ class ClusterSource:
             device: record.id for record in manager.records.running() for device in manager.fleet.holds(record.id)
         }
         placement = manager.scheduler.placement
+        windows = {window.device: window for window in reversed(manager.records.windows)}  # the next one of each
         return [
             DeviceView(
                 name,
@@ -161,6 +186,7 @@ class ClusterSource:
                 by_device.get(name),
                 lost=name in placement.lost,
                 memory=manager.cluster.memory.get(type_of(name)),
+                maintenance=(windows[name].begin, windows[name].end) if name in windows else None,
             )
             for name in placement.devices
         ]
@@ -194,6 +220,12 @@ class JobSource:
         devices = self._status.spec().devices
         periods = device_periods(self._status.watch, self._begun, devices, ended=view.state.is_ended)
         return history_of(AllocationView.of(self._id, view.name, held, begin, end) for begin, end, held in periods)
+
+    def sweep(self, sweep: str) -> list[View]:
+        raise UnknownJobError(_ONE_JOB)
+
+    def recorded(self, since: float) -> View:
+        raise ManagerError(_ONE_JOB)
 
     def job(self, job_id: str) -> View:
         description = self._of(job_id).spec().description
@@ -235,6 +267,9 @@ class JobSource:
         raise ManagerError(_ONE_JOB)
 
     def lose(self, device: str) -> None:
+        raise ManagerError(_ONE_JOB)
+
+    def plan_maintenance(self, device: str, begin: float, end: float) -> None:
         raise ManagerError(_ONE_JOB)
 
     def give_back(self, device: str) -> None:
