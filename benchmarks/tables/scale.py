@@ -10,7 +10,7 @@ from benchmarks.tables.raw import results, table
 LARGE = 10_000  # devices of the job that the model is for
 LOSSES = ("a death", "a twelfth of them dies at once")
 EVENTS = (*LOSSES, "half of them leave", "as many join")
-COSTS = {"cpu_ms": "processor time", "megabytes": "traffic", "sent": "messages sent", "read": "messages read"}
+COSTS = {"cpu_ms": "processor time", "megabytes": "traffic"}
 Rows = Mapping[str, Mapping[str, float]]
 
 
@@ -67,9 +67,7 @@ def model() -> str:
 def _amount(key: str, amount: float) -> str:
     if key == "cpu_ms":
         return f"{amount:.2f} ms" if amount < 100 else f"{amount / 1e3:,.0f} s"
-    if key == "megabytes":
-        return f"{amount * 1e3:.0f} kB" if amount < 1 else f"{amount:,.0f} MB"
-    return f"{amount:,.1f}" if amount < 100 else f"{amount:,.0f}"
+    return f"{amount * 1e3:.0f} kB" if amount < 1 else f"{amount:,.0f} MB"
 
 
 FIGURES: dict[str, Callable[[], str]] = {
