@@ -10,7 +10,7 @@ from benchmarks.tables.raw import results, table
 LARGE = 10_000  # devices of the job that the model is for
 LOSSES = ("a death", "a twelfth of them dies at once")
 EVENTS = (*LOSSES, "half of them leave", "as many join")
-COSTS = {"cpu_ms": "processor time", "megabytes": "traffic", "sent": "messages sent", "read": "messages read"}
+COSTS = {"cpu_ms": "processor time", "megabytes": "traffic"}
 Rows = Mapping[str, Mapping[str, float]]
 
 
@@ -52,24 +52,20 @@ def idle() -> str:
 
 
 def model() -> str:
-    """What each worker costs, and each pair of them, from the two largest jobs; and what that makes of a large one."""
+    """A death in the two largest jobs, and in a large one if the cost grows with the square of the workers."""
     (few, small), (many, large) = list(_jobs().items())[-2:]
     rows = []
     for key, name in COSTS.items():
-        per_few, per_many = small["a death"][key] / few, large["a death"][key] / many
-        for_each_pair = max(0.0, (per_many - per_few) / (many - few))
-        for_each = per_many - for_each_pair * many
-        total = for_each * LARGE + for_each_pair * LARGE**2
-        rows.append([name, *(_amount(key, amount) for amount in (for_each, for_each_pair * 1000, total))])
-    return table(["of a death", "for each worker", "for each thousand others that it has", f"{LARGE:,} workers"], rows)
+        costs = small["a death"][key], large["a death"][key]
+        cells = [_amount(key, cost) for cost in (*costs, costs[1] * (LARGE / many) ** 2)]
+        rows.append([name, *cells[:2], f"{costs[1] / costs[0]:.0f}, of {(many / few) ** 2:.0f}", cells[2]])
+    return table(["of a death", f"{few:,} workers", f"{many:,}", "factor, of the square's", f"{LARGE:,}: model"], rows)
 
 
 def _amount(key: str, amount: float) -> str:
     if key == "cpu_ms":
-        return f"{amount:.2f} ms" if amount < 100 else f"{amount / 1e3:,.0f} s"
-    if key == "megabytes":
-        return f"{amount * 1e3:.0f} kB" if amount < 1 else f"{amount:,.0f} MB"
-    return f"{amount:,.1f}" if amount < 100 else f"{amount:,.0f}"
+        return f"{amount / 1e3:,.2f} s" if amount < 1e4 else f"{amount / 1e3:,.0f} s"
+    return f"{amount:,.0f} MB"
 
 
 FIGURES: dict[str, Callable[[], str]] = {
