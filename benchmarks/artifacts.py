@@ -59,8 +59,10 @@ def _pollux(section: report.Section) -> dict[str, dict[int, float]]:
     for name, jcts in found.items():
         theirs = POLLUX.get(name)
         pairs = [(jct, theirs[number - 1]) for number, jct in jcts.items()] if theirs else []
-        beside = [f"{mean(their for _, their in pairs):,.0f}", f"{mean(a / b for a, b in pairs) - 1:+.1%}"]
-        rows.append([name, f"{jcts[6]:,.0f}", f"{mean(jcts.values()):,.0f}", *(beside if pairs else ["", ""])])
+        theirs_and_off = ["", ""]
+        if pairs:
+            theirs_and_off = [f"{mean(b for _, b in pairs):,.0f}", f"{mean(a / b for a, b in pairs) - 1:+.1%}"]
+        rows.append([name, f"{jcts[6]:,.0f}", f"{mean(jcts.values()):,.0f}", *theirs_and_off])
     columns = ["", "workload 6", f"mean of {len(found['pollux'])}", "Pollux' simulator", "off by"]
     section.show("average JCT in s, Pollux' workloads, 64 T4", columns, rows)
     return found

@@ -11,7 +11,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,17 @@ from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.system.usage import resident_bytes
 
 NODES_PER_WORKER = 4
+TOGETHER = "a twelfth of them dies at once"
 IDLE_SECONDS = 10.0  # for heartbeats
 Row = dict[str, Any]
 
 
 def run(*, quick: bool) -> None:
     section = report.Section("control-plane", quick=quick)
-    sizes, deaths = ((25, 50), 5) if quick else ((100, 300, 1000), 100)
+    sizes = (25, 50) if quick else (100, 300, 1000)
     found: dict[str, dict[str, Row]] = {}
     for workers in sizes:
-        rows = found[str(workers)] = _job(workers, min(deaths, workers // 10))
+        rows = found[str(workers)] = _job(workers)
         title = f"a job of {workers:,} workers; for each event: messages, traffic and processor time of the coordinator"
         columns = ["", "events", "read", "sent", "MB", "ms", "published, ms", "all formed, ms"]
         section.show(title, columns, [_shown(name, row) for name, row in rows.items()])
@@ -46,24 +47,25 @@ def _shown(name: str, row: Row) -> list[object]:
     ]
 
 
-def _job(workers: int, deaths: int) -> dict[str, Row]:
+def _job(workers: int) -> dict[str, Row]:
     with tempfile.TemporaryDirectory() as place, Swarm(NODES_PER_WORKER * workers) as swarm:
-        course = _Course(Path(place), swarm, workers, deaths)
-        assert course.coordinator.run().code == 0
+        course = _Course(Path(place), swarm, workers)
+        outcome = course.coordinator.run()
+        assert outcome.code == 0, outcome.failure
         return course.rows
 
 
 class _Course:
     """What happens to the job, one thing after the other: a yield for each turn of the coordinator."""
 
-    def __init__(self, place: Path, swarm: Swarm, workers: int, deaths: int) -> None:
+    def __init__(self, place: Path, swarm: Swarm, workers: int) -> None:
         (script := place / "script.py").write_text("")
         devices = tuple(str(number) for number in range(workers))
         folder = JobFolder(place / "job")
         job = JobSpec.of("job", str(script), (), devices, replace_lost=False, patience_seconds=300.0)
         folder.create(job)
         self.rows: dict[str, Row] = {}
-        self._swarm, self._workers, self._deaths = swarm, workers, deaths
+        self._swarm, self._workers, self._chance = swarm, workers, random.Random(0)
         self._begun = self._now()
         plan = self._plan()
         self.coordinator = Coordinator(job, folder, swarm, _Silent(), lambda: next(plan, None))
@@ -73,7 +75,8 @@ class _Course:
             yield
         self._note("start", 1)
         yield from self._idle()
-        yield from self._die(random.Random(0))
+        yield from self._die("a death", [1] * max(2, self._workers // 50))
+        yield from self._die(TOGETHER, [self._workers // 12])
         yield from self._resize("half of them leave", self._workers // 2)
         yield from self._resize("as many join", self._workers)
         self._note("all", 1)
@@ -87,22 +90,24 @@ class _Course:
             yield
         self._note("a second without events", IDLE_SECONDS)
 
-    def _die(self, chance: random.Random) -> Iterator[None]:
+    def _die(self, name: str, strikes: Sequence[int]) -> Iterator[None]:
+        """So many random workers die at once in each of *strikes*, each after the last one was recovered from."""
         published, formed = [], []
         self._begin()
-        for _ in range(self._deaths):
-            device = chance.choice(self.coordinator.roster.generation.devices)
-            before, begun = self.coordinator.roster.generation.number, time.monotonic()
-            self._swarm.strike(device)
+        for count in strikes:
+            devices = self._chance.sample(self.coordinator.roster.generation.devices, count)
+            left, begun = len(self.coordinator.roster.generation.devices) - count, time.monotonic()
+            for device in devices:
+                self._swarm.strike(device)
             while self.coordinator.roster.pending is None:
                 yield
             published.append((time.monotonic() - begun) * 1e3)
-            while self.coordinator.roster.generation.number == before or not self.coordinator.roster.is_settled:
+            while len(self.coordinator.roster.generation.devices) > left or not self.coordinator.roster.is_settled:
                 yield
             formed.append((time.monotonic() - begun) * 1e3)
-        self._note("a death", self._deaths)
+        self._note(name, len(strikes))
         times = {"published_ms": statistics.median(published), "formed_ms": statistics.median(formed)}
-        self.rows["a death"] |= times | {"published_max_ms": max(published), "formed_max_ms": max(formed)}
+        self.rows[name] |= times | {"published_max_ms": max(published), "formed_max_ms": max(formed)}
 
     def _resize(self, name: str, devices: int) -> Iterator[None]:
         self._begin()

@@ -62,11 +62,11 @@ class Swarm:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ORDER_BYTES)
-            serve = _Server(theirs, self._ending, tally, self._virtual_nodes).run
+            self._orders.append(ours)
+            serve = _Server(theirs, self._ending, tally, self._virtual_nodes, tuple(self._orders)).run
             self._processes.append(self._fork.Process(target=serve, daemon=True))
             self._processes[-1].start()
             theirs.close()
-            self._orders.append(ours)
         os.set_blocking(self._ended, False)
         return self
 
@@ -135,8 +135,12 @@ class _Counted(socket.socket):
 class _Server:
     """One process: serves its workers until nobody gives orders any more."""
 
-    def __init__(self, orders: socket.socket, ending: int, tally: Any, virtual_nodes: int) -> None:
+    def __init__(
+        self, orders: socket.socket, ending: int, tally: Any, virtual_nodes: int, inherited: Sequence[socket.socket]
+    ) -> None:
+        """*inherited* are the other ends of orders: held here, too, they would hide that nobody gives any."""
         self._orders = orders
+        self._inherited = inherited
         self._ending = ending
         self._tally = tally
         self._virtual_nodes = virtual_nodes
@@ -145,21 +149,31 @@ class _Server:
         self._report_at = 0.0
 
     def run(self) -> None:
+        for order in self._inherited:
+            order.close()
+        self._orders.setblocking(False)
         self._selector.register(self._orders, selectors.EVENT_READ, None)
         while True:
             for key, _ in self._selector.select(0.2):
                 if key.data is None:
-                    if not self._take_order():
+                    if not self._take_orders():
                         return
                 elif key.data in self._members:
                     self._read(key.data)
             self._report()
 
-    def _take_order(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._orders, ORDER_BYTES, 1)
-        if not data:
-            return False
-        order = pickle.loads(data)
+    def _take_orders(self) -> bool:
+        """All that have come: a worker that starts late must not wait until the others have been served in turn."""
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._orders, ORDER_BYTES, 1)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._take(pickle.loads(data), descriptors)
+
+    def _take(self, order: Any, descriptors: Sequence[int]) -> None:
         if order is None:
             for member, _ in list(self._members.values()):
                 member.finish()
@@ -167,7 +181,6 @@ class _Server:
             self._start(order[0], order[1], descriptors[0])
         elif order[0] in self._members:
             self._end(order[0], -order[1])
-        return True
 
     def _start(self, process: int, spec: WorkerSpec, descriptor: int) -> None:
         connection = _Counted(fileno=descriptor)

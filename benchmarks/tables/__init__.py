@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report import RESULTS
-from benchmarks.tables import clusters, grids, libraries, paper, pipelines, scheduling, sharded, training
+from benchmarks.tables import clusters, grids, libraries, paper, pipelines, scale, scheduling, sharded, training
 from benchmarks.tables.raw import measured_on
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -25,6 +25,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     **sharded.FIGURES,
     **scheduling.FIGURES,
     **clusters.FIGURES,
+    **scale.FIGURES,
     **paper.FIGURES,
     **pipelines.FIGURES,
     **grids.FIGURES,

@@ -212,6 +212,9 @@ def test_without_a_manager_the_verbs_say_how_to_get_one() -> None:
     assert run_verb("describe", "x")[1].endswith("`vf cluster up` starts one. `vf status x` shows a job of `vf run`.\n")
     for wrong, reason in (
         (["--policy", "best"], "there is no policy 'best'"),
+        (["--policy", "pollux"], "it changes the batch size of running jobs, and with it what they train. Use wfs"),
+        (["--policy", "sia"], "it changes the batch size of running jobs, and with it what they train. Use las-mixed"),
+        (["--policy", "antman"], "which a live job has no means for. Use gandiva"),
         (["--backend", "cloud"], "--backend cloud"),
         (["--listen", "here"], "is not an address"),
     ):

@@ -115,6 +115,15 @@ def test_import_writes_our_format(tmp_path: Path) -> None:
     assert json.loads(text)["policies"]["wfs"]["makespan_seconds"] == pytest.approx(costs.MEASURED.boot + 164.0)
 
 
+def test_pollux_traces_have_measured_speeds_and_only_pollux_changes_their_batch(tmp_path: Path) -> None:
+    header = "name,time,application,num_replicas,batch_size"
+    (tmp_path / "jobs.csv").write_text(f"{header}\ncifar10-0,0,cifar10,8,128\n")
+    policies = ["--policy", "wfs", "--policy", "pollux"]
+    text = invoke("simulate", tmp_path / "jobs.csv", "--devices", "T4:8", "--machine-size", "4", *policies, "--json")
+    makespans = {name: found["makespan_seconds"] for name, found in json.loads(text)["policies"].items()}
+    assert makespans["pollux"] < 0.7 * makespans["wfs"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

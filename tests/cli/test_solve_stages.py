@@ -128,6 +128,11 @@ def test_explain_counts_bytes_where_there_is_a_profile(profiles: Path) -> None:
     assert (first["activation_bytes"], second["activation_bytes"]) == (4 * GB // 10, 2 * GB // 10)
     assert first["sent_bytes"] == second["sent_bytes"] == 4 * GB // 100
     assert report["step_time_seconds"] > 4 * 0.6
+    for size, fits in (("2GB", False), ("3GB", True)):  # each needs 2.4 billion bytes
+        given = CliRunner().invoke(app, [*grid, *more, "--profiles", str(profiles), "--memory", size])
+        assert [row["fits"] for row in json.loads(given.stdout)["cells"]] == [fits, fits]
+    unknown = CliRunner().invoke(app, [*grid, *more, "--memory", "2GB"])
+    assert "--memory needs --workload or --profiles" in str(unknown.exception)
     counted = json.loads(CliRunner().invoke(app, [*grid, *more]).stdout)
     assert [row["messages_sent"] for row in counted["cells"]] == [4, 4]
     assert [row["bubble"] for row in counted["cells"]] == [0.2, 0.2]

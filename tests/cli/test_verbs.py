@@ -74,7 +74,7 @@ def test_the_panels_of_options_name_options_that_exist() -> None:
 
 def test_explain_shows_mapping_waves_and_shards() -> None:
     text = invoke("explain", "--devices", "3", "--batch-size", "20", "--virtual-nodes", "8", "--examples", "50")
-    assert "3 wave(s)" in text
+    assert "3 waves" in text
     assert "3 steps an epoch" in text
     report = json.loads(invoke("explain", "--devices", "2", "--batch-size", "10", "--virtual-nodes", "3x2,4", "--json"))
     assert report["waves"] == 2

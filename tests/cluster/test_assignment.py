@@ -153,3 +153,26 @@ def test_when_a_host_ends_a_co_located_job_has_the_device_to_itself() -> None:
     assert some.end(2.0, host) == [ReallocateJob("beside", v100(0))]
     assert beside.host is None
     assert some.placement.free == {"V100": 3}
+
+
+def test_a_co_located_job_whose_seat_goes_away_with_its_hosts_device_is_suspended() -> None:
+    some, host, one, two = assignment(), state("host"), state("one", 1), state("two", 1)
+    some.apply(0.0, [(host, Grant.of(2))])
+    some.apply(1.0, [(one, Grant({"V100": 1}, beside="host")), (two, Grant({"V100": 1}, beside="host"))])
+    assert some.apply(2.0, [(host, Grant.of(1))]) == [SuspendJob("two"), ReallocateJob("host", v100(0))]
+    assert (one.devices, two.devices) == (v100(0), ())
+
+
+def test_lacking_follows_what_a_running_job_asks_for() -> None:
+    some, a = assignment(), state("a", 2)
+    some.apply(0.0, [(a, Grant.of(2))])
+    some.ask_for(1.0, a, replace(a.job, demand=5, virtual_nodes=8))
+    assert some.lacking == 3
+    some.ask_for(2.0, a, replace(a.job, demand=3, virtual_nodes=8))
+    assert some.lacking == 1
+
+
+def test_a_job_that_can_use_any_type_is_given_no_more_than_it_was_granted() -> None:
+    some, a = assignment("V100:2,K80:4"), state("a", 3)
+    assert some.apply(0.0, [(a, Grant.of(3))]) == [StartJob("a", ("V100:0", "V100:1", "K80:0"))]
+    assert some.placement.free == {"V100": 0, "K80": 3}

@@ -40,7 +40,7 @@ ELSEWHERE = {
     r"vf .*large\.(py|json).*": "a script whose model is cut into stages: the tests of stages have some",
     r"vf simulate (philly\.csv|vf_like_8jph_seed0\.trace) .*": "a published trace, to be fetched first",
     r"vf simulate --from-cluster .*": "a cluster with a past: tests/sim/test_replayed.py has one",
-    r"vf submit --(sweep|after|name prepare) .*": "many jobs, and addresses elsewhere: tests/cli/test_sweeps.py",
+    r"vf submit --(sweep|after|name prepare) .*": "many jobs: tests/cli/test_sweeps.py has some",
     r"vf sweep .*": "a name that is made when a sweep is submitted",
     r"(cat|sbatch|scancel|exec|#!/bin/sh|#SBATCH) ?.*": "Slurm",
 }

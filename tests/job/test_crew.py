@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections import Counter
@@ -278,3 +279,67 @@ def test_a_guest_that_never_stops_talking_keeps_nobody_from_being_heard(
             backend.workers["0"].send(ReadyToJoin())
             crew.pump(0.0)
             assert heard == {"0": turn, device: turn * MAX_ROUNDS}
+
+
+def test_what_a_worker_has_sent_before_its_end_is_read_however_much_it_is(
+    crew: Crew, backend: FakeBackend, owner: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew.start(spec("0"))
+    worker = backend.workers["0"]
+
+    def send_more(_: Worker, message: FromWorker) -> None:  # it goes on as long as anybody listens in this turn
+        owner.events.append(("0", message))
+        if isinstance(message, FormedGroup) and message.generation < MAX_ROUNDS + 5:
+            worker.send(FormedGroup(message.generation + 1))
+
+    monkeypatch.setattr(owner, "on_message", send_more)
+    worker.send(FormedGroup(1))
+    backend.end(worker, 0, output_is_held=True)
+    crew.pump(0.0)
+    assert owner.events[-1] == ("0", "exit", 0)
+    assert [event[1] for event in owner.events[:-1]] == [FormedGroup(n) for n in range(1, MAX_ROUNDS + 6)]
+
+
+def test_only_what_a_worker_writes_to_stderr_explains_its_end(crew: Crew, backend: FakeBackend) -> None:
+    worker = crew.start(spec("0"))
+    for stream in ("stdout", "stderr"):
+        backend.workers["0"].write(stream, f"{stream}\n".encode())
+    crew.pump(0.0)
+    assert worker.stderr_tail == b"stderr\n"
+
+
+def test_lines_that_are_cut_end_for_the_workers_too(crew: Crew, backend: FakeBackend) -> None:
+    crew.start(spec("0"))
+    before = backend.workers["0"]
+    crew.start(spec("0"))  # the first one still runs
+    crew.cut_lines()
+    assert [worker.wire.receive() for worker in (before, backend.workers["0"])] == [None, None]
+    for worker in (before, backend.workers["0"]):
+        backend.end(worker, 0)
+    crew.pump(0.0)
+    assert crew.is_empty
+
+
+def test_who_has_hung_up_and_does_not_end_is_given_up(
+    crew: Crew, backend: FakeBackend, owner: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("virtualflow.job.crew.time", SimpleNamespace(monotonic=clock))
+    for device in "01":
+        crew.start(spec(device)).last_seen = clock.now
+    backend.workers["0"].wire.cut()
+    crew.pump(0.0)
+    listen(crew, clock, 2)
+    crew.end_unreported(3.0)
+    assert owner.events == []
+    listen(crew, clock, 2)
+    crew.end_unreported(3.0)
+    assert (owner.events, list(crew.workers)) == ([("0", "exit", -signal.SIGKILL)], ["1"])
+
+
+def test_a_worker_leaves_no_descriptor_behind(crew: Crew, backend: FakeBackend) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    crew.start(spec("0"))
+    backend.end(backend.workers["0"], 0)
+    crew.pump(0.0)
+    assert sorted(os.listdir("/proc/self/fd")) == before

@@ -112,6 +112,22 @@ def test_a_death_among_many_costs_each_worker_a_few_messages(tmp_path: Path, bac
     ManyWorkers(tmp_path, backend, MANY).run(plan)
 
 
+def test_many_deaths_at_once_are_one_generation(tmp_path: Path, backend: FakeBackend) -> None:
+    def plan(job: ManyWorkers) -> Iterator[None]:
+        yield from job.settle()
+        job.forget()
+        for number in range(10):
+            job.kill(f"{9 * number:04d}")
+        yield from job.settle()
+        left = MANY - 10
+        assert len(job.coordinator.roster.generation.devices) == left
+        assert job.coordinator.roster.failures == 10
+        assert job.received["NewGeneration"] == left
+        yield from job.finish()
+
+    ManyWorkers(tmp_path, backend, MANY).run(plan)
+
+
 def test_half_of_many_workers_leave_and_come_back(tmp_path: Path, backend: FakeBackend) -> None:
     def plan(job: ManyWorkers) -> Iterator[None]:
         yield from job.settle()

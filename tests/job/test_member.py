@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from virtualflow.core.generation import Cause, Generation
 from virtualflow.core.job_description import JobDescription
@@ -35,6 +37,7 @@ from virtualflow.job.wire_messages import (
     GroupPost,
     Heartbeat,
     JoinRefused,
+    Leaving,
     NewGeneration,
     PeerLost,
     Released,
@@ -46,12 +49,12 @@ from virtualflow.job.wire_messages import (
 
 
 class Line:
-    """A member of a job on device 0, and the coordinator's end of its line."""
+    """A member of a job, on device 0 if no other is given, and the coordinator's end of its line."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, device: str = "0", **options: Any) -> None:
         self._theirs, self._ours = socket.socketpair()
         self._wire = Wire(self._theirs, FROM_WORKER)
-        spec = WorkerSpec("job", JobDescription("s.py"), "", "0", ("0",), "127.0.0.1", 30.0, **options)
+        spec = WorkerSpec("job", JobDescription("s.py"), "", device, ("0",), "127.0.0.1", 30.0, **options)
         self.member = Member(spec, JobContext("job", Path()), Wire(self._ours, TO_WORKER))
         self._seen: list[FromWorker | Heartbeat] = []
 
@@ -248,3 +251,48 @@ def test_a_worker_waits_for_the_first_mapping_by_speed() -> None:
     line.member.new_trainer(1, [1, 1, 1], 10)
     assert [line.next_message(), line.next_message()] == [TrainerMade((1, 1, 1), 10), FormedGroup(1)]
     line.close()
+
+
+def test_a_joiner_gets_the_state_from_its_sender_and_both_are_in_the_new_group(line: Line) -> None:
+    joiner, state = Line("1", joins=True), torch.zeros(2)
+    for each in (line, joiner):
+        each.publish(1, Cause.RESIZE, "0", "1", joining=("1",), sender="0")
+    line.member.all_have_seen(1)
+    noted: list[tuple[Line, FromWorker | Heartbeat]] = []
+
+    def relay(one: Line, other: Line) -> None:
+        """Be the coordinator of one of them, until it has formed its group."""
+        while not isinstance(message := one.next_message(), FormedGroup):
+            if isinstance(message, GroupPost):
+                other.send(message)
+            else:
+                noted.append((one, message))
+
+    def take_part(one: Line, move: Callable[[Any], None]) -> Tensor:
+        move(lambda group: group.broadcast(state if one is joiner else torch.ones(2), 0).wait())
+        assert one.member.group is not None
+        total = torch.tensor([float(one.member.device) + 1.0])
+        one.member.group.sum(total).wait()
+        return total
+
+    with ThreadPoolExecutor(4) as pool:
+        relays = [pool.submit(relay, line, joiner), pool.submit(relay, joiner, line)]
+        totals = [
+            pool.submit(take_part, line, line.member.change),
+            pool.submit(take_part, joiner, joiner.member.join),
+        ]
+        assert [total.result().item() for total in totals] == [3.0, 3.0]
+        for each in relays:
+            each.result()
+    assert state.tolist() == [1.0, 1.0]
+    assert [(each.member.changes[0].joined, each.member.changes[0].left) for each in (line, joiner)] == [
+        (("1",), ())
+    ] * 2
+    for each in (line, joiner):
+        each.member.group.break_off()  # type: ignore[union-attr]
+    joiner.close()
+
+
+def test_a_notice_is_passed_on_at_once(line: Line) -> None:
+    line.member.leave_when_possible()
+    assert line.next_message() == Leaving()

@@ -15,7 +15,7 @@ from virtualflow.core.devices import Pool, names_of, parse_pools
 from virtualflow.core.stage_profile import Link
 from virtualflow.errors import SolverError
 from virtualflow.solver.grid_costs import GridCosts, TypeCosts, UnitBytes
-from virtualflow.solver.grid_forecast import Forecast, forecast
+from virtualflow.solver.grid_forecast import StepForecast, forecast
 from virtualflow.solver.grid_proof import Question
 from virtualflow.solver.grid_search import GridSearch, solve_grid
 
@@ -110,7 +110,7 @@ def test_a_team_of_lines_has_the_forecast_of_its_grid(question: Question) -> Non
         assert other.forecast == forecast(other.cells, question.costs, question.kind)
 
 
-def step_of(rows: str, costs: GridCosts, copies: int = 1) -> Forecast:
+def step_of(rows: str, costs: GridCosts, copies: int = 1) -> StepForecast:
     """A forecast of a grid such as ``aab/bbb``."""
     lines = rows.split("/")
     routes = tuple(tuple(f"cpu:{row[node]}" for row in lines) for node in range(len(lines[0])))

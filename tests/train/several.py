@@ -8,6 +8,8 @@ from virtualflow.testing import ThreadGroup
 from virtualflow.train.peers import Peers
 from virtualflow.train.solo import Solo
 
+PATIENCE_SECONDS = 20.0  # so that a test in which somebody does not come fails instead of hanging
+
 
 class OneOfSeveral(Solo):
     """The worker of rank *group.rank*; after a loss it goes on with the group that *next_group* gives."""
@@ -25,4 +27,4 @@ class OneOfSeveral(Solo):
 
 
 def peers_of(size: int) -> list[Peers]:
-    return [Peers(OneOfSeveral(group)) for group in ThreadGroup.of(size)]
+    return [Peers(OneOfSeveral(group)) for group in ThreadGroup.of(size, PATIENCE_SECONDS)]

@@ -22,10 +22,13 @@ from virtualflow.testing import ThreadGroup, run_together
 from virtualflow.train import checks
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.peers import Peers
+from virtualflow.train.scalars import float_bits
 from virtualflow.train.sharded.cut_state import differences
 from virtualflow.train.sharded.sharded_reduction import ShardedReduction
+from virtualflow.train.sharded.sharded_update import ShardedUpdate
 from virtualflow.train.sharded.shards import Shards
 from virtualflow.train.state import Parts, named_parameters, tensors_in
+from virtualflow.train.step_settings import StepSettings
 
 ROWS = 24  # blocks of the model's one matrix
 
@@ -144,6 +147,57 @@ def test_a_norm_whose_squares_leave_the_range_of_float64(devices: int) -> None:
     assert norms[0] == pytest.approx(1e-200 * (4096 * (ROWS - 1 + 9)) ** 0.5, rel=1e-9)
 
 
+class TwoPhases:
+    """A worker that updates two matrices in turns, each with an optimizer of its own."""
+
+    def __init__(self, group: ThreadGroup) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4096, ROWS, bias=False), nn.Linear(ROWS, 4096, bias=False))
+        one, other = self.model.parameters()
+        self.optimizers = torch.optim.Adam([one]), torch.optim.SGD([other], lr=0.1, momentum=0.9)
+        self.peers = Peers(OneOfSeveral(group))
+        self.shards = Shards(self.model, self.optimizers, 2, 6, self.peers)
+        self.reductions = []
+        for name, parameter in named_parameters(self.model).items():
+            buffers = Buffers(Parts(self.model))
+            self.reductions.append(ShardedReduction({name: parameter}, buffers, 6, self.shards, self.peers))
+            self.reductions[-1].grids = {"gradients": {name: 4}}
+
+    def step(self, phase: int, number: int) -> None:
+        """With gradients of six virtual nodes; some devices run several of them, some none."""
+        self.shards.settle()
+        reduction, group = self.reductions[phase], self.peers.group
+        assert group is not None
+        (parameter,) = reduction.parameters
+        ranks = [0, 0, 0, group.size - 1, group.size - 1, group.size // 2]
+        reduction.begin(group, [ranks.count(rank) for rank in range(group.size)])
+        for node in [node for node, rank in enumerate(ranks) if rank == group.rank]:
+            generator = torch.Generator().manual_seed(10 * number + node)
+            reduction.begin_node(last=False)
+            reduction.gradient_sums.add(0, torch.randn(parameter.shape, generator=generator))
+            reduction.end_node(1)
+        reduction.flush()
+        norm = reduction.norm(float(reduction.divide(6.0)))
+        reduction.finish([float_bits(1.0)], 6)
+        settings = StepSettings(mse, 0, 6, 1, clip_grad_norm=1.0)
+        ShardedUpdate(self.shards, (self.optimizers[phase],), settings, None, self.peers).make(norm, number)
+
+
+def test_phases_sum_and_update_what_is_theirs_with_the_same_bits_on_any_devices() -> None:
+    def work(worker: TwoPhases) -> list[Tensor]:
+        for number in range(4):
+            worker.step(number % 2, number)
+        return [parameter.detach() for parameter in worker.model.parameters()]
+
+    (alone,) = run_together(lambda: work(TwoPhases(ThreadGroup.of(1)[0])))
+    for devices in (2, 5):
+        workers = [TwoPhases(group) for group in ThreadGroup.of(devices)]
+        for found in run_together(*(lambda w=w: work(w) for w in workers)):
+            assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=True))
+    untrained = next(TwoPhases(ThreadGroup.of(1)[0]).model.parameters())
+    assert not torch.equal(alone[0], untrained), "something was learnt"
+
+
 def test_state_that_died_with_its_holders_is_named() -> None:
     workers = workers_of(3, copies=1)
     run_together(*(w.step for w in workers))
@@ -164,7 +218,6 @@ def test_a_fast_type_of_device_holds_more() -> None:
     for worker, device in zip(workers, devices, strict=True):
         worker.membership.devices, worker.membership.device = devices, device
         worker.membership.mapping = lambda nodes: Mapping((*["V100:0"] * 4, *["P100:0"] * 2, *["P100:1"] * 2))  # type: ignore[method-assign]
-        worker.shards._home = None
     run_together(*(w.step for w in workers))
     assert [len(w.shards.held) for w in workers] == [ROWS // 2, ROWS // 4, ROWS // 4]
     first, *_ = run_together(*(w.collected for w in workers))

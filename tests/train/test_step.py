@@ -242,7 +242,7 @@ REFUSED: list[tuple[LossFn, type[Exception], str]] = [
     (infinite_gradient, NonFiniteError, r"in step 7, virtual node 1, the gradient of '0.bias' has values that are not"),
     (no_weight, LossError, "the weights of step 7 add up to 0"),
     (two_kinds, LossError, "a mean for one of virtual nodes 0 and 1"),
-    (no_memory, DeviceMemoryError, r"out of memory in step 7, virtual node 3 with 2 example\(s\)"),
+    (no_memory, DeviceMemoryError, r"out of memory in step 7, virtual node 3 with 2 examples"),
     (writes, HiddenStateError, "0.weight"),
     (own_backward, LossError, r"loss_fn has called backward\(\)"),
     (Grows(), HiddenStateError, "step 7"),

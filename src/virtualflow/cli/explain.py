@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from virtualflow.cli.cell_table import cell_report, cells_of, print_cells
+from virtualflow.cli.memory import memory_by_type
 from virtualflow.cli.options import Profiles, device_names, numbers, pools_of, staged_workload_of
 from virtualflow.cli.screen import screen
 from virtualflow.core.cells import Cells
@@ -49,6 +50,13 @@ def explain(
         str | None, typer.Option(help="With stages: the script, if it was profiled.", metavar="SCRIPT")
     ] = None,
     profiles: Profiles = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="With a stage profile: a device's memory, where it is not as profiled: 16G, or V100=16G,P100=12G.",
+            metavar="LIST",
+        ),
+    ] = None,
     examples: Annotated[
         int | None, typer.Option(help="Length of the dataset: shows the steps of an epoch too.", metavar="N")
     ] = None,
@@ -58,8 +66,10 @@ def explain(
     sizes = node_sizes(batch_size, _sizes(virtual_nodes))
     if stages is not None:
         cells = cells_of(stages, len(sizes), names_of(pools_of(devices)), mapping, copies)
-        _explain_cells(cells, pipeline, _costs(cells, sizes, workload, profiles), as_json=as_json)
+        _explain_cells(cells, pipeline, _costs(cells, sizes, workload, profiles, memory), as_json=as_json)
         return
+    if memory is not None:
+        raise ConfigError("--memory is for a model in stages: say how many with --stages")
     if mapping is not None and "/" in mapping:
         raise ConfigError(f"--mapping {mapping} has a row for each of several stages: say how many with --stages")
     names = device_names(devices)
@@ -79,9 +89,13 @@ def _explain_cells(cells: Cells, pipeline: str, costs: GridCosts | None, *, as_j
         print_cells(report, screen())
 
 
-def _costs(cells: Cells, sizes: tuple[int, ...], workload: str | None, profiles: Path | None) -> GridCosts | None:
+def _costs(
+    cells: Cells, sizes: tuple[int, ...], workload: str | None, profiles: Path | None, memory: str | None
+) -> GridCosts | None:
     """What the script's profiles say, if they are asked for."""
     if workload is None and profiles is None:
+        if memory is not None:
+            raise ConfigError("--memory needs --workload or --profiles: without a profile, no bytes are known")
         return None
     if (known := staged_workload_of(workload, profiles)) is None:
         raise ConfigError(
@@ -90,7 +104,8 @@ def _costs(cells: Cells, sizes: tuple[int, ...], workload: str | None, profiles:
         )
     if len(set(sizes)) > 1:
         raise ConfigError("with a profile, all virtual nodes are of one size: give their number to --virtual-nodes")
-    costs = costs_at(known, dict.fromkeys(type_of(device) for device in cells.devices), sizes[0])
+    types = tuple(dict.fromkeys(type_of(device) for device in cells.devices))
+    costs = costs_at(known, types, sizes[0]).with_memory(memory_by_type(memory, types, "--memory"))
     if costs.stages != cells.stages:
         raise ConfigError(f"--stages {cells.stages}: the profile of {known.name} is of {costs.stages} stages")
     return costs

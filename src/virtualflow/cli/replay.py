@@ -17,9 +17,10 @@ from virtualflow.cli.jobs import JobArgument
 from virtualflow.cli.options import devices_of
 from virtualflow.cli.screen import print_line, screen
 from virtualflow.cli.verify import print_verdict
+from virtualflow.core.wording import counted
 from virtualflow.errors import LaunchError
 from virtualflow.job.folder import JobFolder
-from virtualflow.replaying.step_replay import InterruptedReplay, Replay, Replayed, Run, Show, replayed
+from virtualflow.replaying.step_replay import InterruptedReplay, Replay, Replayed, Run, ShowProgress, replayed
 
 
 def replay(
@@ -27,7 +28,7 @@ def replay(
     step: Annotated[int, typer.Option(help="The step, as `vf verify` and the event stream count: from 0 on.", min=0)],
     devices: Annotated[str, typer.Option(help="On how many devices to replay it.", metavar="N")] = "1",
     node: Annotated[
-        int | None, typer.Option(help="Show what this virtual node was given and what came of it.", min=0)
+        int | None, typer.Option(help="ShowProgress what this virtual node was given and what came of it.", min=0)
     ] = None,
     dump: Annotated[
         Path | None,
@@ -60,8 +61,8 @@ def replay(
 
 
 @contextmanager
-def showing(*, quiet: bool) -> Iterator[Show]:
-    """Show on a terminal how far a replay is."""
+def showing(*, quiet: bool) -> Iterator[ShowProgress]:
+    """ShowProgress on a terminal how far a replay is."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -106,7 +107,7 @@ def _facts(run: Run, wanted: Replay, found: Replayed, node: int | None, files: l
 
 def _print(facts: dict[str, Any], found: Replayed) -> None:
     count, recorded = len(facts["devices"]), facts["recorded"]
-    print_line(f"job {facts['job']}: step {facts['step']} again, on {count} device(s), from {facts['start']}")
+    print_line(f"job {facts['job']}: step {facts['step']} again, on {counted(count, 'device')}, from {facts['start']}")
     print_verdict(found.verdict)
     norm = f", gradient norm {float.fromhex(recorded['norm_bits'])!r}" if recorded["norm_bits"] else ""
     print_line(f"  recorded: loss {recorded['loss']!r}{norm}, {recorded['examples']} examples, {recorded['chain']}")

@@ -48,7 +48,7 @@ Stretch = tuple[DeviceId, tuple[int, ...]]  # a device and the stages in a row t
 
 def check_schedule(kind: str) -> None:
     if kind not in SCHEDULES:
-        raise ConfigError(f"schedule={kind!r}, expected one of {', '.join(map(repr, SCHEDULES))}")
+        raise ConfigError(f"pipeline={kind!r}, expected one of {', '.join(map(repr, SCHEDULES))}")
 
 
 def orders(cells: Cells, kind: str, busy: Sequence[int]) -> dict[DeviceId, list[CellRun]]:

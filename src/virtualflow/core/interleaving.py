@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from virtualflow.core.mapping import DeviceId
 
-Turn = tuple[bool, int, int]  # whether it goes forward, which round, and the virtual node
+RoundTurn = tuple[bool, int, int]  # whether it goes forward, which round, and the virtual node
 
 
 def rounds_of(owners: Sequence[DeviceId]) -> int:
@@ -21,7 +21,7 @@ def rounds_of(owners: Sequence[DeviceId]) -> int:
     return rounds if tuple(owners) == tuple(owners[:devices]) * rounds else 0
 
 
-def turns(place: int, devices: int, rounds: int, nodes: Sequence[int]) -> list[Turn]:
+def turns(place: int, devices: int, rounds: int, nodes: Sequence[int]) -> list[RoundTurn]:
     """What the device at *place* runs, one after another."""
     groups = -(-len(nodes) // devices)
     places: list[int | None] = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import assert_never
 
 from virtualflow.core import roster_events as on
+from virtualflow.core.generation import Cause, Generation
 from virtualflow.core.roster import Roster
 from virtualflow.core.roster_actions import (
     AbandonJob,
@@ -90,6 +91,7 @@ class Coordinator:
             replace_lost=job.replace_lost,
             patience_seconds=job.patience_seconds,
         )
+        self._published: list[Generation] = []  # and not sent yet
         self._post_office = PostOffice(self.roster.group, self._crew.send)
         self.balancing = Balancing(job, self.roster, speeds, self._print)
         self._starting = Starting(
@@ -345,7 +347,7 @@ class Coordinator:
                         _log.warning("device %s is ended: %s", device, why)
                     self._crew.kill(device)
                 case PublishGeneration(generation):
-                    self._crew.send(self._crew.workers, messages.NewGeneration(generation))
+                    self._note_published(generation)
                 case ReleaseWorker(device):
                     self._crew.release(device)
                 case FinishJob():
@@ -354,6 +356,16 @@ class Coordinator:
                     self._ending.abandon(reason)
                 case _:
                     assert_never(action)
+
+    def _note_published(self, generation: Generation) -> None:
+        """It is sent in this turn. A loss replaces what is not sent yet: of many deaths at once, the last counts."""
+        if generation.cause == Cause.LOSS:
+            self._published.clear()
+        self._published.append(generation)
+
+    def _send_published(self) -> None:
+        while self._published:
+            self._crew.send(self._crew.workers, messages.NewGeneration(self._published.pop(0)))
 
     def _finish(self) -> None:
         self._crew.send(self._crew.workers, messages.AllFinished())
@@ -374,7 +386,9 @@ class Coordinator:
                 self._written = status
 
     def _pump(self, timeout_seconds: float) -> None:
+        self._send_published()
         self._crew.pump(timeout_seconds)
+        self._send_published()
         self._post_office.deliver()
         self._on_tick()
 

@@ -16,7 +16,7 @@ from virtualflow.errors import MessageError
 from virtualflow.job.wire_messages import GroupLetters, GroupPost, GroupPosts
 
 Posts = dict[str, bytes]  # by key
-FAST = 1  # the level of compression: what is alike becomes small at any
+LEVEL = 4  # of compression: at lower ones, long values that are alike stay large, as those of gloo are
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class PostOffice:
 
 def packed(group: str, posts: Posts) -> GroupPosts:
     values = posts.values()
-    return GroupPosts(group, tuple(posts), tuple(map(len, values)), zlib.compress(b"".join(values), FAST))
+    return GroupPosts(group, tuple(posts), tuple(map(len, values)), zlib.compress(b"".join(values), LEVEL))
 
 
 def unpacked(message: GroupPosts) -> Iterator[tuple[str, bytes]]:

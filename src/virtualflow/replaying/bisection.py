@@ -9,7 +9,7 @@ from virtualflow.errors import LaunchError
 from virtualflow.events.certificate import JOB, Verdict, compare
 from virtualflow.job.backend import Backend
 from virtualflow.replaying.parting import BACKWARD, FORWARD, GRADIENT, INPUTS, LOSS, STATE, Parting, parting
-from virtualflow.replaying.step_replay import Replay, Replayed, Run, Show, replayed
+from virtualflow.replaying.step_replay import Replay, Replayed, Run, ShowProgress, replayed
 
 MACHINE = (
     "Something that is not recorded has changed since, or the machine has computed something else than it should: run "
@@ -51,7 +51,7 @@ def bisect(
     one: Run,
     other: Run,
     devices: tuple[str, ...] | None = None,
-    show: Show = lambda _: None,
+    show: ShowProgress = lambda _: None,
     *,
     backend: Backend | None = None,
 ) -> Bisected:

@@ -21,7 +21,7 @@ from virtualflow.job.serve import run_job
 from virtualflow.replaying.starting_points import kept_for, starting_points
 from virtualflow.system.home import home, new_job_id
 
-Show = Callable[[str], None]
+ShowProgress = Callable[[str], None]
 NOTES = "nodes"  # in a job's folder: what its workers have noted
 
 
@@ -100,7 +100,7 @@ class Run:
 
 @contextmanager
 def replayed(
-    run: Run, replay: Replay, show: Show = lambda _: None, *, backend: Backend | None = None
+    run: Run, replay: Replay, show: ShowProgress = lambda _: None, *, backend: Backend | None = None
 ) -> Iterator[tuple[Replayed, Path]]:
     """Replay a step of *run*; yield what was found, and the folder of tensors, which is removed afterwards.
 
@@ -123,7 +123,7 @@ def replayed(
 
 
 def _run(
-    run: Run, replay: Replay, folder: JobFolder, checkpoint: Path | None, show: Show, backend: Backend | None
+    run: Run, replay: Replay, folder: JobFolder, checkpoint: Path | None, show: ShowProgress, backend: Backend | None
 ) -> bool:
     """Run the replay as the job of *folder*; return whether *checkpoint* could be read: it may be another run's now."""
     described = run.folder.spec().description

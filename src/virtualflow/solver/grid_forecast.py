@@ -43,7 +43,7 @@ class DeviceForecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class StepForecast:
     """A step."""
 
     step_seconds: float
@@ -65,7 +65,7 @@ class Forecast:
         return sum(device.bubble for device in self.devices) / len(self.devices)
 
 
-def forecast(cells: Cells, costs: GridCosts, kind: str) -> Forecast:
+def forecast(cells: Cells, costs: GridCosts, kind: str) -> StepForecast:
     """A step on *cells* with the schedule *kind*."""
     return assembled(cells, costs, cell_times(cells, costs, kind))
 
@@ -77,7 +77,7 @@ def cell_times(cells: Cells, costs: GridCosts, kind: str) -> dict[DeviceId, Cell
     return {device: CellsTime(ends[device], *_busy_and_peak(runs, device, costs)) for device, runs in order.items()}
 
 
-def assembled(cells: Cells, costs: GridCosts, times: Mapping[DeviceId, CellsTime]) -> Forecast:
+def assembled(cells: Cells, costs: GridCosts, times: Mapping[DeviceId, CellsTime]) -> StepForecast:
     """A step whose cells take *times*."""
     tally = _Tally(cells, costs, times)
     for number in range(len(costs.units)):
@@ -134,11 +134,11 @@ class _Tally:
                     self._sent[route[stage]] += self._costs.crossing[stage]
                     self._sent[route[stage + 1]] += self._costs.crossing[stage]
 
-    def forecast(self) -> Forecast:
+    def forecast(self) -> StepForecast:
         cells_end = max(times.end for times in self._times.values())
         reduced = max(self._reduced_from[device] + self._reducing[device] for device in self._state)
         step = reduced + max(self._shadowing.values()) + max(self._updating.values())
-        return Forecast(step, cells_end, tuple(self._of(device, cells_end) for device in self._state))
+        return StepForecast(step, cells_end, tuple(self._of(device, cells_end) for device in self._state))
 
     def _of(self, device: DeviceId, cells_end: float) -> DeviceForecast:
         times, state = self._times[device], self._state[device]
@@ -174,6 +174,6 @@ def _busy_and_peak(runs: Iterable[CellRun], device: DeviceId, costs: GridCosts) 
     return busy, most, cells
 
 
-def over_capacity(forecast: Forecast) -> Sequence[DeviceForecast]:
+def over_capacity(forecast: StepForecast) -> Sequence[DeviceForecast]:
     """The devices on which it does not fit."""
     return [device for device in forecast.devices if not device.fits]

@@ -18,7 +18,7 @@ from virtualflow.core.mapping import DeviceId
 from virtualflow.core.sizes import size_text
 from virtualflow.errors import SolverError
 from virtualflow.solver.grid_costs import GridCosts
-from virtualflow.solver.grid_forecast import CellsTime, Forecast, assembled, forecast, over_capacity
+from virtualflow.solver.grid_forecast import CellsTime, StepForecast, assembled, forecast, over_capacity
 from virtualflow.solver.grid_groups import cells_of, grouped
 from virtualflow.solver.grid_lines import KnownLines, Line
 from virtualflow.solver.grid_proof import Question, proven
@@ -49,7 +49,7 @@ class GridPlan:
     """A grid, and what a step on it takes."""
 
     cells: Cells
-    forecast: Forecast
+    forecast: StepForecast
 
     @property
     def step_seconds(self) -> float:

@@ -45,6 +45,9 @@ class Pace:
         """A wave of *node_size* examples ends, in that *step* of the job."""
         self._seconds += time.perf_counter() - self._begun - self._not_counted_seconds
 
+    def begin_cell(self) -> None:
+        """The run of a cell, or the update of a unit, begins: only what is emulated is timed."""
+
     def end_cell(self, run: CellRun, stages: int, node_size: int, step: int) -> None:
         """The *run* of a cell ends, before what it has made is handed on; the model has so many *stages*."""
 
@@ -121,6 +124,9 @@ class EmulatedPace(Pace):
     def end_update(self, devices: int) -> None:
         if seconds := self._emulated.step_seconds(devices):
             self._wait(seconds)
+
+    def begin_cell(self) -> None:
+        self.begin()
 
     def end_cell(self, run: CellRun, stages: int, node_size: int, step: int) -> None:
         needed = time.thread_time() - self._processor_seconds

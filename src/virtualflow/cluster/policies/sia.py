@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import highspy
 import numpy as np
@@ -125,13 +125,14 @@ def chosen(ways: Sequence[Way], capacity: Mapping[str, int]) -> list[Way]:
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in OPTIONS.items():
         solver.setOptionValue(name, value)
-    solver.passModel(
+    model: list[Any] = [
         *(width, rows, 2 * width, int(highspy.MatrixFormat.kColwise), int(highspy.ObjSense.kMinimize), 0.0),
         *(np.array([way.cost - WAITS for way in ways]), np.zeros(width), np.ones(width)),
         *(np.full(rows, -highspy.kHighsInf), np.array([1.0] * len(jobs) + [float(capacity[kind]) for kind in kinds])),
         *(np.arange(0, 2 * width + 1, 2, dtype=np.int32), np.array(places, dtype=np.int32), np.array(entries)),
-        *(np.full(width, int(highspy.HighsVarType.kInteger), dtype=np.int32),),
-    )
+        np.full(width, int(highspy.HighsVarType.kInteger), dtype=np.int32),
+    ]
+    solver.passModel(*model)
     solver.run()
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         status = solver.modelStatusToString(solver.getModelStatus())

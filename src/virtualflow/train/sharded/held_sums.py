@@ -71,7 +71,7 @@ class HeldSums(Sums):
         self._summed = {block: slot for slot, block in enumerate(mine)}
         self._accumulator = accumulator([])  # first the old memory goes, then the new comes
         self._accumulator = accumulator([self._shards.layout.part(block).detach() for block in mine])
-        pieces = []
+        pieces: list[PieceOfBlock] = []
         for index, together in groupby(pairs, key=lambda pair: pair[0]):
             dtype, most = self._tensors[index].dtype, bucket_bytes(workers)
             pieces += _by_turns(

@@ -59,9 +59,9 @@ def may_cut(optimizer: Optimizer, number: int, parameter: Tensor) -> bool:
     one, other = _Tensor(optimizer, number, parameter, (16, 8), 1), _Tensor(optimizer, number, parameter, (8, 24), 2)
     try:
         together, kept = _updated(optimizer, number, [one, other])
-        (first, kept_by_one), (second, _), (_, kept_by_none) = (
-            _updated(optimizer, number, tensors) for tensors in ([one], [other], [])
-        )
+        first, kept_by_one = _updated(optimizer, number, [one])
+        second, _ = _updated(optimizer, number, [other])
+        _, kept_by_none = _updated(optimizer, number, [])
     except Exception as error:
         raise ConfigError(
             f"the optimizer {name} could not be asked whether its state can be spread over devices: a step with two "

@@ -145,7 +145,7 @@ class CellRunner:
         faults.reach("forward")
         stage, last = run.stage, run.stage == self._cut.count - 1
         inputs = self._inputs(self._obtained(run))
-        self._pace.begin()
+        self._pace.begin_cell()
         recompute = self._recompute and not last
         with torch.no_grad() if recompute else torch.enable_grad():
             output = self._output(run, inputs)
@@ -193,7 +193,7 @@ class CellRunner:
         faults.reach("backward")
         stage, node = run.stage, run.node
         kept, gradients = self._kept.pop((stage, node)), self._obtained(run)
-        self._pace.begin()
+        self._pace.begin_cell()
         outputs = kept.outputs
         if outputs is None:  # once more, from the same seed and buffers; what it makes of them is not taken twice
             outputs = outputs_of(self._output(run, kept.inputs), stage)

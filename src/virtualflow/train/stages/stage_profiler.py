@@ -195,7 +195,7 @@ class _Stage:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         for _ in range(UPDATES):
             started = time.perf_counter()
-            self._pace.begin()
+            self._pace.begin_cell()
             optimizer.step()
             self._pace.end_unit(unit, self._stages)
             _settle(self._device)

@@ -307,7 +307,7 @@ class StagedRunner:
         for unit in state.held.units:
             if self._peers.membership.device not in unit.runners(state.cells):
                 faults.reach("shadow's update")
-            self._pace.begin()
+            self._pace.begin_cell()
             parameters = [state.held.parameters[name] for name in unit.parameters]
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if gradients and scale != 1.0:
