@@ -94,5 +94,8 @@ def answering(manager: Manager) -> Iterator[None]:
         yield
 
 
-def job(arguments: tuple[str, ...] = (), name: str = "", **options: Any) -> Submission:
-    return Submission(JobDescription("job.py", arguments, name=name), SCRIPT, terms=JobTerms(**options))
+def job(
+    arguments: tuple[str, ...] = (), name: str = "", environment: dict[str, str] | None = None, **terms: Any
+) -> Submission:
+    description = JobDescription("job.py", arguments, name=name)
+    return Submission(description, SCRIPT, environment=environment, terms=JobTerms(**terms))
