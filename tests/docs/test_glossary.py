@@ -12,14 +12,14 @@ WORD = re.compile(r"^\| ([^|]+) \|", re.M)
 # understands it without a key; all others belong in the glossary.
 PLAIN = """
     accelerate accumulate adapter advice ahead allocator alternatives assembly assignment backups balance
-    balancing bench buffers checks client clock compare comparisons connections control costs data engine
+    balancing bench buffers checks client clock compare comparisons connections control costs data deadlines engine
     environment errors estimates execution fabric failures faults folder forkserver frameworks generate guard
     highs history home importers inference interrupts kernel launchers loaders loading local loggers loss
-    messages metrics model networks optimizers outcome output page passes permutation plain preparation
-    processes profiler prometheus ranks ray reader refusals report result resumable resuming rules runner
+    messages metrics model networks notices optimizers outcome output page passes permutation plain preparation
+    processes profiler prometheus ranks ray reader recorded recording refusals report result resumable resuming rules runner
     samples saving scheduler scheduling script search seeding seeds serve server service serving sessions
     sharding simulation source sources starting state status step strategy table text tls trained trainer training
-    untouched update upload usage variables waiting wording zipping
+    untouched update upload usage users variables waiting windows wording zipping
 """
 
 

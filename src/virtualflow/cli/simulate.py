@@ -31,7 +31,7 @@ from virtualflow.sim.compare import Comparison, Setting, on_machines
 from virtualflow.sim.costs import Costs
 from virtualflow.sim.engine import ReportProgress
 from virtualflow.sim.failures import Failures
-from virtualflow.sim.replayed import Past
+from virtualflow.sim.recorded_jobs import Past
 
 
 def simulate(

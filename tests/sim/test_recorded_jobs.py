@@ -21,7 +21,7 @@ from virtualflow.manager.api.views import ClusterSource
 from virtualflow.manager.manager import Manager
 from virtualflow.sim import costs
 from virtualflow.sim.compare import Setting
-from virtualflow.sim.replayed import HAPPENED, Past
+from virtualflow.sim.recorded_jobs import HAPPENED, Past
 from virtualflow.testing import FakeClock
 
 __all__ = ["starts", "world"]
