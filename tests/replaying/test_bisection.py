@@ -13,13 +13,13 @@ from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.serve import run_job as serve
 from virtualflow.replaying import bisection, parting
 from virtualflow.replaying.bisection import Bisected, bisect
-from virtualflow.replaying.step_replay import Run
+from virtualflow.replaying.step_replay import PastRun
 from virtualflow.system.home import home
 
 
 def bisected(one: Finished, other: Finished, cpus: LocalBackend) -> Bisected:
     assert one.outcome.code == other.outcome.code == 0, one.failure + other.failure
-    return bisect(Run.of(JobFolder(one.folder)), Run.of(JobFolder(other.folder)), backend=cpus)
+    return bisect(PastRun.of(JobFolder(one.folder)), PastRun.of(JobFolder(other.folder)), backend=cpus)
 
 
 def test_equal_runs_are_equal(run_on_cpus: Launcher, cpus: LocalBackend, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_another_number_of_threads_is_a_fact(run_on_cpus: Launcher, cpus: LocalB
     folder = JobFolder(home() / "jobs" / job.job_id)
     folder.create(job)
     assert serve(folder).code == 0
-    found = bisect(Run.of(JobFolder(one.folder)), Run.of(folder))
+    found = bisect(PastRun.of(JobFolder(one.folder)), PastRun.of(folder))
     assert any(fact.startswith("threads_per_device") for fact in found.verdict.facts)
     assert found.parting == parting.Parting("forward", 0, "1 (BoundToThreads)")
     assert found.repeats == (True, True)
@@ -88,7 +88,7 @@ def test_another_version_of_torch_is_a_fact(run_on_cpus: Launcher, cpus: LocalBa
     (elsewhere / STREAM).write_text(
         stream.replace(f'"{version}"', '"1.13.0"').replace(f'"{step.loss_bits}"', '"0x1.0000000000000p+0"')
     )
-    found = bisect(Run.of(JobFolder(run.folder)), Run.of(JobFolder(elsewhere)), backend=cpus)
+    found = bisect(PastRun.of(JobFolder(run.folder)), PastRun.of(JobFolder(elsewhere)), backend=cpus)
     assert found.verdict.step == 5
     assert found.repeats == (True, False)
     assert "torch: 1.13.0 and" in found.cause

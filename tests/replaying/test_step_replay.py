@@ -11,7 +11,7 @@ from tests.conftest import Finished, Launcher
 from virtualflow.backends.local import LocalBackend
 from virtualflow.errors import LaunchError
 from virtualflow.job.folder import JobFolder
-from virtualflow.replaying.step_replay import Replay, Run, replayed
+from virtualflow.replaying.step_replay import PastRun, Replay, replayed
 from virtualflow.system.home import home
 
 PLANTED = Path(__file__).parent / "planted.py"
@@ -29,8 +29,8 @@ def finished(run_on_cpus: Launcher, files: Path) -> Finished:
     return done
 
 
-def run_of(done: Finished) -> Run:
-    return Run.of(JobFolder(done.folder))
+def run_of(done: Finished) -> PastRun:
+    return PastRun.of(JobFolder(done.folder))
 
 
 def test_a_step_is_replayed_from_the_last_checkpoint_before_it(finished: Finished, cpus: LocalBackend) -> None:

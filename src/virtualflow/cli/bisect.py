@@ -15,7 +15,7 @@ from virtualflow.cli.verify import print_verdict
 from virtualflow.job.folder import JobFolder
 from virtualflow.replaying.bisection import Bisected
 from virtualflow.replaying.bisection import bisect as bisect_runs
-from virtualflow.replaying.step_replay import InterruptedReplay, Run
+from virtualflow.replaying.step_replay import InterruptedReplay, PastRun
 
 
 def bisect(
@@ -31,7 +31,7 @@ def bisect(
     Facts are compared first. Then the step is replayed for both runs, from their last checkpoints before it. Exit code
     0 means equal, 1 means not.
     """
-    runs = [Run.of(JobFolder.of(name)) for name in (one, other)]
+    runs = [PastRun.of(JobFolder.of(name)) for name in (one, other)]
     on = devices_of(devices, None, None, None).names if devices is not None else None
     try:
         with showing(quiet=as_json) as show:

@@ -20,7 +20,7 @@ from virtualflow.cli.verify import print_verdict
 from virtualflow.core.wording import counted
 from virtualflow.errors import LaunchError
 from virtualflow.job.folder import JobFolder
-from virtualflow.replaying.step_replay import InterruptedReplay, Replay, Replayed, Run, ShowProgress, replayed
+from virtualflow.replaying.step_replay import InterruptedReplay, PastRun, Replay, Replayed, ShowProgress, replayed
 
 
 def replay(
@@ -43,7 +43,7 @@ def replay(
     """
     if dump is not None and dump.exists() and (not dump.is_dir() or any(dump.iterdir())):
         raise LaunchError(f"--dump {dump}: it is there already. Choose a folder that is new, or empty.")
-    run = Run.of(JobFolder.of(job))
+    run = PastRun.of(JobFolder.of(job))
     _check_node(run, step, node)
     names = devices_of(devices, None, None, None).names
     wanted = Replay(run.folder, step, names, notes=node is not None or dump is not None, tensors=dump is not None)
@@ -70,7 +70,7 @@ def showing(*, quiet: bool) -> Iterator[ShowProgress]:
         yield lambda text: status.update(f"replaying {text}")
 
 
-def _check_node(run: Run, step: int, node: int | None) -> None:
+def _check_node(run: PastRun, step: int, node: int | None) -> None:
     sizes = run.certificate.facts.get("node_sizes") or ()
     if node is not None and sizes and node >= len(sizes):
         raise LaunchError(
@@ -85,7 +85,7 @@ def _dump(tensors: Path, dump: Path, node: int | None) -> list[str]:
     return [str(shutil.copy(file, dump)) for file in sorted(tensors.glob(wanted))]
 
 
-def _facts(run: Run, wanted: Replay, found: Replayed, node: int | None, files: list[str]) -> dict[str, Any]:
+def _facts(run: PastRun, wanted: Replay, found: Replayed, node: int | None, files: list[str]) -> dict[str, Any]:
     recorded, again = run.certificate.steps[wanted.step], found.certificate.steps.get(wanted.step)
     return {
         "job": run.folder.path.name,

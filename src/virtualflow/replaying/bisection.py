@@ -9,7 +9,7 @@ from virtualflow.errors import LaunchError
 from virtualflow.events.certificate import JOB, Verdict, compare
 from virtualflow.job.backend import Backend
 from virtualflow.replaying.parting import BACKWARD, FORWARD, GRADIENT, INPUTS, LOSS, STATE, Parting, parting
-from virtualflow.replaying.step_replay import Replay, Replayed, Run, ShowProgress, replayed
+from virtualflow.replaying.step_replay import PastRun, Replay, Replayed, ShowProgress, replayed
 
 MACHINE = (
     "Something that is not recorded has changed since, or the machine has computed something else than it should: run "
@@ -48,8 +48,8 @@ class Bisected:
 
 
 def bisect(
-    one: Run,
-    other: Run,
+    one: PastRun,
+    other: PastRun,
     devices: tuple[str, ...] | None = None,
     show: ShowProgress = lambda _: None,
     *,
@@ -63,7 +63,7 @@ def bisect(
         return Bisected(verdict, cause="They are other jobs: what differs among their facts decides the bits.")
     step = verdict.step
 
-    def again(run: Run, name: str, *, from_the_beginning: bool = False) -> Replayed:
+    def again(run: PastRun, name: str, *, from_the_beginning: bool = False) -> Replayed:
         on = devices or run.devices_at(step)
         wanted = Replay(run.folder, step, on, notes=True, from_the_beginning=from_the_beginning)
         with replayed(run, wanted, lambda text: show(f"{name} {text}"), backend=backend) as (found, _):
@@ -78,7 +78,7 @@ def bisect(
 _JOB = tuple(name for name in JOB if name not in ("initial_digest", "seeded"))
 
 
-def _judged(verdict: Verdict, one: Run, other: Run, again: Callable[..., Replayed]) -> Bisected:
+def _judged(verdict: Verdict, one: PastRun, other: PastRun, again: Callable[..., Replayed]) -> Bisected:
     found = [again(run, f"job {run.folder.path.name}") for run in (one, other)]
     repeats = (found[0].verdict.equal, found[1].verdict.equal)
     where = parting(*found)

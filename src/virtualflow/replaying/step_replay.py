@@ -58,7 +58,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PastRun:
     """A run that is to be replayed, as it was recorded."""
 
     folder: JobFolder
@@ -66,7 +66,7 @@ class Run:
     certificate: Certificate
 
     @classmethod
-    def of(cls, folder: JobFolder) -> Run:
+    def of(cls, folder: JobFolder) -> PastRun:
         """Raises EventStreamError if nothing is recorded."""
         events = list(read_events(folder.path / STREAM))
         return cls(folder, events, Certificate.of(events, f"job {folder.path.name}"))
@@ -100,7 +100,7 @@ class Run:
 
 @contextmanager
 def replayed(
-    run: Run, replay: Replay, show: ShowProgress = lambda _: None, *, backend: Backend | None = None
+    run: PastRun, replay: Replay, show: ShowProgress = lambda _: None, *, backend: Backend | None = None
 ) -> Iterator[tuple[Replayed, Path]]:
     """Replay a step of *run*; yield what was found, and the folder of tensors, which is removed afterwards.
 
@@ -123,7 +123,12 @@ def replayed(
 
 
 def _run(
-    run: Run, replay: Replay, folder: JobFolder, checkpoint: Path | None, show: ShowProgress, backend: Backend | None
+    run: PastRun,
+    replay: Replay,
+    folder: JobFolder,
+    checkpoint: Path | None,
+    show: ShowProgress,
+    backend: Backend | None,
 ) -> bool:
     """Run the replay as the job of *folder*; return whether *checkpoint* could be read: it may be another run's now."""
     described = run.folder.spec().description
@@ -161,7 +166,7 @@ def _run(
     return True
 
 
-def _found(run: Run, replay: Replay, folder: JobFolder, behind: int, start: str) -> Replayed | None:
+def _found(run: PastRun, replay: Replay, folder: JobFolder, behind: int, start: str) -> Replayed | None:
     """What has come of it; None if it began from another run's checkpoint."""
     events = list(read_events(folder.path / STREAM))
     recorded = run.certificate
