@@ -12,7 +12,7 @@ WORD = re.compile(r"^\| ([^|]+) \|", re.M)
 # understands it without a key; all others belong in the glossary.
 PLAIN = """
     accelerate accumulate adapter advice ahead allocator alternatives assembly assignment backups balance
-    balancing bench buffers checks client clock compare comparisons connections control costs data deadlines engine
+    balancing bench buffers checks client clock compare comparisons connections control costs data deadlines dependencies engine
     environment errors estimates execution fabric failures faults folder forkserver frameworks generate guard
     highs history home importers inference interrupts kernel launchers loaders loading local loggers loss
     messages metrics model networks notices optimizers outcome output page passes permutation plain preparation
