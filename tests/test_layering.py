@@ -227,3 +227,69 @@ def test_the_design_document_draws_every_folder_and_module() -> None:
         folder = place_of(file.parent)
         if folder in real and file.stem != "__init__":
             assert file.stem in drawn[folder], f"docs/design.md does not draw {place_of(file)}"
+
+
+BEGINNINGS = {"__init__", "__post_init__", "__enter__", "__setstate__"}
+BORN_LATER = {  # by the one method that has to be called first
+    "CellRunner": {"_attempt", "_feed", "_crossings", "_results", "_grid", "_device", "_rank_of"},  # run
+    "TorchGroup": {"_patience", "_store"},  # form
+}
+
+
+def all_classes() -> list[ast.ClassDef]:
+    return [node for file in FILES for node in tree_of(file).body if isinstance(node, ast.ClassDef)]
+
+
+def assigned_in(function: ast.FunctionDef) -> set[str]:
+    """The attributes of its first argument that a method sets."""
+    nodes = [node for node in ast.walk(function) if isinstance(node, ast.Attribute)]
+    owner = function.args.args[0].arg if function.args.args else ""
+    return {node.attr for node in nodes if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == owner}
+
+
+def called_on_self(function: ast.FunctionDef) -> set[str]:
+    calls = [ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return {call.removeprefix("self.").removeprefix("super().") for call in calls}
+
+
+def methods_of(cls: ast.ClassDef) -> list[ast.FunctionDef]:
+    return [node for node in cls.body if isinstance(node, ast.FunctionDef)]
+
+
+def decorators_of(function: ast.FunctionDef) -> set[str]:
+    return {ast.unparse(node) for node in function.decorator_list}
+
+
+def born_late(cls: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
+    """Attributes that neither a beginning of an object sets, nor a method that one calls; none if a base is foreign."""
+    family, bases = [cls], [cls]
+    while bases:
+        names = {ast.unparse(base).partition("[")[0] for base in bases.pop().bases} - {"ABC", "Protocol", "Generic"}
+        if not names <= classes.keys():
+            return set()  # what that one sets is not known here
+        bases += [classes[name] for name in names]
+        family += [classes[name] for name in names]
+    methods = [method for member in family for method in methods_of(member)]
+    setters = {method.name for method in methods if f"{method.name}.setter" in decorators_of(method)}
+    reached, names = set[str](), set(BEGINNINGS)
+    while names:
+        reached |= names
+        names = {call for method in methods if method.name in names for call in called_on_self(method)} - reached
+    fields = [node for member in family for node in member.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
+    declared = {ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target) for node in fields}
+    born = {name for method in methods if method.name in reached for name in assigned_in(method)} | declared
+    later = {name for method in methods_of(cls) if method.name not in reached for name in assigned_in(method)}
+    return later - born - setters
+
+
+def test_objects_have_all_their_attributes_from_the_beginning() -> None:
+    classes = {cls.name: cls for cls in all_classes()}
+    late = {name: names for name, cls in classes.items() if (names := born_late(cls, classes))}
+    assert late == BORN_LATER
+
+
+def test_what_is_read_as_a_property_changes_nothing() -> None:
+    for cls in all_classes():
+        for method in methods_of(cls):
+            if "property" in decorators_of(method):
+                assert not assigned_in(method), f"{cls.name}.{method.name}"

@@ -83,6 +83,7 @@ class AgentHandle:
         """*settings* are the agent's own arguments."""
         options = {"num_cpus": 0, "concurrency_groups": {"read": 1, "write": 1}}
         self.actor = ray_connection.actor(AgentActor, machine_id, options, *settings)
+        self.address = ""  # of its machine, once it is ready
         self.lost = threading.Event()
         self._prepared = self.actor.prepare.remote(os.getcwd())
         self._starting = threading.Lock()

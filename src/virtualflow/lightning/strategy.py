@@ -70,6 +70,8 @@ class VirtualFlowStrategy(SingleDeviceStrategy):
         self._passing: OpenPass | None = None
         self._saved: dict[str, Any] | None = None  # the engine's part of a checkpoint that this fit resumes from
         self._gradients: list[Tensor | None] = []
+        self._arguments: tuple[Any, ...] = ()  # of training_step, besides the batch
+        self._options: dict[str, Any] = {}  # with which this step's values are logged, by their names
         self._inside = False  # of a fit: the job's calls can be made
         self._trains = False  # it has begun to
         self._led = solo.leads()
@@ -264,7 +266,7 @@ class VirtualFlowStrategy(SingleDeviceStrategy):
         assert isinstance(batch, TrainingTicket)
         assert self._kept is not None
         module = self.lightning_module
-        self._arguments, self._options = arguments, {}  # type: tuple[Any, ...], dict[str, Any]
+        self._arguments, self._options = arguments, {}
         with self._call() as engine:
             loss = engine.gradients(batch.batch)
         values = dict(loss.metrics)

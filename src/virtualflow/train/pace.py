@@ -64,6 +64,7 @@ class DevicePace(Pace):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
+        self._begin: torch.Event | None = None  # when the wave began
         self._spans: list[tuple[torch.Event, torch.Event]] = []
         self._waits: list[tuple[torch.Event, torch.Event]] = []
 
@@ -85,6 +86,7 @@ class DevicePace(Pace):
         self._waits.append((begin, self._mark()))
 
     def end_wave(self, node_size: int, step: int) -> None:
+        assert self._begin is not None
         self._spans.append((self._begin, self._mark()))
 
     def _mark(self) -> torch.Event:

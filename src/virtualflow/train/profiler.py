@@ -137,6 +137,10 @@ class _Timed(_Ready):
 class _Ahead(_Ready):
     """Loads before the step, as loader processes do: loading is no part of its waves."""
 
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed)
+        self._loaded: dict[int, Shard] = {}  # for the current step, by virtual node
+
     def prepare(self, batch: GlobalBatch) -> None:
         super().prepare(batch)
         requests = [Request(batch.epoch, batch.step, node, 0, shard) for node, shard in enumerate(batch.shards)]

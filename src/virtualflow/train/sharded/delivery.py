@@ -121,6 +121,7 @@ class Delivery:
             self._owned[self._bucket_of[place]][piece.owner].append(place)
         self._wave = -1
         self._next = len(self._buckets)
+        self._missing: list[int] = []  # of each bucket, how many pieces this wave has still to make
         self._values: dict[int, Tensor] = {}
         self._factor = 1.0
         self._factors: list[tuple[Work, list[Tensor]]] = []  # for each wave those of all ranks

@@ -100,6 +100,7 @@ class StagedRunner:
         self._sizes_of = -1  # the generation whose workers know them
         self._adopted: dict[int, nn.Module] | None = None  # the modules whose gradients are taken in
         self._measured: dict[int, nn.Module] | None = None  # the modules whose memory is known
+        self._new_buffers: dict[str, Tensor] = {}  # of the last accepted attempt, by their names
 
     def run(self, batch: GlobalBatch, global_step: int, feed: Feed, *, update: bool = True) -> StepResult:
         """Make one step on *batch*, together with the other workers."""
@@ -225,7 +226,7 @@ class StagedRunner:
         """Divide the sums, give the results to those who hold a unit and run none of it; return squares as bits."""
         state, device = self._state, self._peers.membership.device
         squares = torch.full((len(state.sums.units),), _NONE, dtype=torch.int64)
-        self._new_buffers: dict[str, Tensor] = {}
+        self._new_buffers = {}
         for number, (sums, gradients, buffers) in enumerate(state.sums.by_unit(agreed.peaks)):
             unit, results = sums.unit, list[Tensor]()
             if not sums.runs_here and unit not in state.held.units:
