@@ -131,6 +131,20 @@ def test_a_job_that_can_use_one_type_only_is_given_that_type() -> None:
     assert decide(waiting("wide", 2, workload="wide"), V100=2, K80=2) == {"wide": Grant({"K80": 2})}
 
 
+def test_where_everybody_can_use_every_type_devices_are_only_counted() -> None:
+    assert decide(waiting("a", 2), waiting("b", 1), V100=2, K80=2) == {"a": Grant.of(2), "b": Grant.of(1)}
+
+
+def test_beside_a_job_that_can_use_one_type_only_grants_name_their_types() -> None:
+    wide = running(waiting("wide", 2, workload="wide"), K80=2)
+    assert decide(wide, waiting("any", 2), V100=2, K80=2) == {"any": Grant({"V100": 2})}
+
+
+def test_more_than_there_is_of_all_types_is_shared() -> None:
+    grants = decide(waiting("a", 4), waiting("b", 4), V100=2, K80=2)
+    assert {name: sum(grant.counts.values()) for name, grant in grants.items()} == {"a": 2, "b": 2}
+
+
 def test_a_job_that_can_use_any_type_makes_room_for_one_that_can_not() -> None:
     grants = decide(running(waiting("any", 2), K80=2), waiting("wide", 2, workload="wide"), V100=2, K80=2)
     assert grants == {"any": Grant({"V100": 2}), "wide": Grant({"K80": 2})}
