@@ -201,7 +201,8 @@ class TorchGroup:
             remains.clear()
 
         # Gloo's own threads look up every 10 ms, and taking a group apart waits for two or three of those.
-        threading.Thread(target=take_apart).start()
+        # A work that was given up may never end: the process does not wait for that.
+        threading.Thread(target=take_apart, daemon=bool(given_up)).start()
 
     def __enter__(self) -> Self:
         return self
