@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from tests.manager.worlds import Starts, World, answering, launched, starts, world
 from virtualflow.cli.main import app
-from virtualflow.cli.sweeps import arguments_for, combinations
+from virtualflow.cli.sweeps import arguments_for, combinations, draw
 from virtualflow.core.job_state import JobState
 from virtualflow.errors import VirtualFlowError
 from virtualflow.events import STREAM, RunStarted, StepDone
@@ -148,3 +149,16 @@ def test_the_next_manager_knows_a_sweep(world: World, manager: Manager, script: 
     with answering(world.manager("8")):
         assert [row["parameters"]["lr"] for row in json.loads(vf("sweep", name, "--json"))] == ["0.1", "0.2"]
         assert "has no sweep 'train'" in refused("sweep", "train")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "lines"),
+    [
+        ([{"batch": "8", "nodes": "1"}, {"batch": "16", "nodes": "2"}], 1),  # nodes follow from the batch
+        ([{"batch": "8", "lr": "1"}, {"batch": "8", "lr": "2"}, {"batch": "16", "lr": "1"}], 2),
+    ],
+)
+def test_a_line_is_drawn_for_each_combination_of_what_varies_by_itself(sweep: list[dict[str, str]], lines: int) -> None:
+    axes = Figure().add_subplot()
+    draw(axes, [{"parameters": given, "results": {"loss": 1.0}} for given in sweep], "loss", "batch")
+    assert len(axes.lines) == lines

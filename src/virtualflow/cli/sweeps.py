@@ -120,11 +120,12 @@ def result_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def draw(axes: Any, rows: Sequence[Mapping[str, Any]], metric: str, along: str) -> None:
     """*metric* over the parameter *along*, with a line for each combination of the others."""
+    shown = [row for row in rows if metric in row["results"] and along in row["parameters"]]
+    splitting = _independent_of(along, [row["parameters"] for row in shown])
     lines: dict[str, list[tuple[str, float]]] = {}
-    for row in rows:
-        if metric in row["results"] and along in row["parameters"]:
-            others = ", ".join(f"{name} {value}" for name, value in row["parameters"].items() if name != along)
-            lines.setdefault(others, []).append((row["parameters"][along], row["results"][metric]))
+    for row in shown:
+        others = ", ".join(f"{name} {value}" for name, value in row["parameters"].items() if name in splitting)
+        lines.setdefault(others, []).append((row["parameters"][along], row["results"][metric]))
     values = sorted({value for points in lines.values() for value, _ in points}, key=_order)
     places = [_number(value) for value in values]
     is_numeric = all(place is not None for place in places)
@@ -141,6 +142,15 @@ def draw(axes: Any, rows: Sequence[Mapping[str, Any]], metric: str, along: str) 
     axes.grid(alpha=0.3)
     if any(lines):
         axes.legend()
+
+
+def _independent_of(along: str, parameters: Sequence[Mapping[str, str]]) -> set[str]:
+    """The other parameters, but for those that follow from *along*: nodes, say, that grow with the batch."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for given in parameters:
+        for name, value in given.items():
+            values.setdefault((name, given[along]), set()).add(value)
+    return {name for (name, _), seen in values.items() if name != along and len(seen) > 1}
 
 
 def _number(text: str) -> float | None:
