@@ -44,6 +44,7 @@ class Strike:
     kind: str  # one of SIGNALS to a worker, "resize", "move", "end" with a checkpoint, or one of AROUND: see `Chaos`
     victim: int = 0
     devices: int = 0
+    waits: bool = False  # for all changes that were asked for before
 
 
 def schedule(seed: int, strikes: int, steps: int, *, around: bool = False) -> list[Strike]:
@@ -70,8 +71,13 @@ class Chaos:
         spared: int = 1,
         listen: bool = False,
         script: Path = JOB,
+        cells: list[list[int]] | None = None,
     ) -> None:
-        """The last *spared* workers are not killed: somebody must hold the state. With *listen* it has a port."""
+        """The last *spared* workers are not killed: somebody must hold the state. With *listen* it has a port.
+
+        *cells* is the grid of a model in stages, on as many devices as it names.
+        """
+        self._cells = tuple(map(tuple, cells)) if cells is not None else None
         self._spared = spared
         self._script = script
         self._port = free_port() if listen else None
@@ -124,6 +130,7 @@ class Chaos:
             listen=None if self._port is None else f"127.0.0.1:{self._port}",
             token_file=str(self.folder.path / "token"),
             checkpoint_every=checkpoint_every,
+            cells=self._cells,
         )
         if resume_from is None:
             self.folder.create(spec)
@@ -151,10 +158,13 @@ class Chaos:
             for _, event in self._reader.read():
                 if isinstance(event, StepDone):
                     self._step = event.step
-        while self._left and self._step >= self._left[0].step:
+        while self._left and self._is_due(self._left[0]):
             self._strike(self._left.pop(0))
         if not self._left and self._coordinator.roster.is_settled:
             self._hold.unlink(missing_ok=True)
+
+    def _is_due(self, strike: Strike) -> bool:
+        return self._step >= strike.step and (not strike.waits or self._coordinator.roster.is_settled)
 
     def _strike(self, strike: Strike) -> None:
         workers = [worker for worker in self._coordinator.status().workers if worker.pid not in self._struck]

@@ -12,9 +12,11 @@ from virtualflow.core.cell_schedule import (
     SCHEDULES,
     CellRun,
     bubbles,
+    flight_limit,
     needed_by,
     orders,
     peak_activations,
+    segments,
     timeline,
 )
 from virtualflow.core.cells import Cells, given_cells, pipelines, with_copies
@@ -149,6 +151,19 @@ def test_interleaved_1f1b_never_waits_longer_than_gpipe_and_holds_less(devices: 
         assert waits(cells, "1f1b") <= waits(cells, "gpipe") + 1e-9
         held = [peak_activations(runs) for runs in orders(cells, "1f1b", range(nodes)).values()]
         assert max(held) <= min(nodes * rounds, (rounds + 1) * devices - 1)
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 8, 16])
+@pytest.mark.parametrize("route", ["abba", "abcddcba", "abcabba"])
+def test_1f1b_through_devices_that_take_turns_ends_no_later_than_gpipe_and_keeps_its_limit(
+    route: str, nodes: int
+) -> None:
+    cells = Cells((tuple(route),) * nodes)
+    ends = {kind: max(line[-1].end for line in timeline(cells, kind).values()) for kind in SCHEDULES}
+    assert ends["1f1b"] <= ends["gpipe"] + 1e-9
+    for device, runs in orders(cells, "1f1b", range(nodes)).items():
+        together = max(len(stages) for owner, stages in segments(cells.routes[0]) if owner == device)
+        assert peak_activations(runs) <= flight_limit([segments(cells.routes[0])], device) * together
 
 
 def test_two_interleaved_pipelines_side_by_side_wait_no_longer_than_one() -> None:

@@ -9,8 +9,9 @@ import torch
 
 from tests.chaos.harness import Chaos, Strike
 from tests.conftest import Finished, Launcher
-from tests.stages.test_same_bits_with_stages import EVERYTHING, JOB, MODELS, assert_same_bits, run
+from tests.stages.test_same_bits_with_stages import EVERYTHING, GRIDS, JOB, MODELS, assert_same_bits, run
 from virtualflow.backends.local import LocalBackend
+from virtualflow.core.cells import given_cells, pipelines
 from virtualflow.core.faults import STAGE_POINTS
 
 IN_THE_STEP = (
@@ -76,13 +77,42 @@ def test_two_killed_one_after_another(cpus: LocalBackend, tmp_path: Path, calm: 
 
 
 @pytest.mark.on_cuda_too(some=[])
-@pytest.mark.parametrize("model", MODELS if EVERYTHING else ["gpt", "resnet"])
+@pytest.mark.parametrize("model", MODELS if EVERYTHING else ["gpt"])
 def test_a_job_grows_and_shrinks(backend: LocalBackend, tmp_path: Path, calm: dict[str, Finished], model: str) -> None:
     strikes = [Strike(2, "resize", devices=4), Strike(5, "resize", devices=3), Strike(7, "resize", devices=1)]
     chaos = Chaos(backend, tmp_path / "job", devices=2, script=JOB)
     finished = chaos.run_held(strikes, model=model, **CASE)
     assert chaos.done["resize"] == 3
     undisturbed(finished, calm[model])
+
+
+def reshaped(devices: int) -> Strike:
+    return Strike(2, "resize", devices=devices, waits=True)
+
+
+LOST = Strike(2, "kill", victim=1, waits=True)
+RESHAPED = {
+    "gpt": ("2 x 2", [reshaped(3), reshaped(4)]),
+    "resnet": ("data parallel", [reshaped(4), reshaped(2)]),
+    "llama": ("2 x 2", [LOST, reshaped(2)]),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_job_changes_from_a_grid_given_by_hand_to_pipelines_and_back(
+    cpus: LocalBackend, run_on_cpus: Launcher, tmp_path: Path, model: str
+) -> None:
+    """On any other number of devices a job has the usual grid: a pipeline of so many."""
+    name, strikes = RESHAPED[model]
+    grid, case = GRIDS[name], {"model": model, "copies": 2, "epochs": 12}
+    chaos = Chaos(cpus, tmp_path / "job", devices=1 + max(map(max, grid)), script=JOB, cells=grid)
+    finished = chaos.run_held(strikes, **case)
+    undisturbed(finished, run(run_on_cpus, **case))
+    assert len(finished.changes) == len(strikes)
+    for change in finished.changes:
+        by_hand = len(change.devices) == 1 + max(map(max, grid))
+        cells = given_cells(grid, 4, 4, change.devices) if by_hand else pipelines(4, 4, change.devices)
+        assert change.cells == cells.rows
 
 
 def test_without_copies_a_death_ends_the_job_and_says_what_is_lost(cpus: LocalBackend, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def needed_by(run: CellRun, stages: int) -> CellRun | None:
 
 def bubbles(times: Timeline) -> dict[DeviceId, float]:
     """Which share of a step each device waits."""
-    end = max((timed.end for line in times.values() for timed in line), default=0.0)
+    end = _end(times)
     busy = {device: sum(timed.end - timed.start for timed in line) for device, line in times.items()}
     return {device: 1 - busy[device] / end if end else 0.0 for device in times}
 
@@ -197,20 +197,28 @@ def flight_limit(routes: Iterable[list[Stretch]], device: DeviceId) -> int:
 
 @lru_cache(maxsize=64)
 def _simulated(cells: Cells, kind: str, busy: tuple[int, ...]) -> Timeline:
-    return _Simulation(cells, kind, busy).run()
+    """For 1F1B the shorter of two: neither taking turns nor beginning all that the limit allows is always better."""
+    ways = (True, False) if kind == "1f1b" else (True,)
+    return min((_Simulation(cells, kind, busy, takes_turns=turns).run() for turns in ways), key=_end)
+
+
+def _end(times: Timeline) -> float:
+    return max((line[-1].end for line in times.values() if line), default=0.0)
 
 
 Item = tuple[str, int, int]  # a direction, a virtual node and the place of a segment on its route
 
 
 class _Simulation:
-    """GPipe runs no backward before all its forwards.
+    """GPipe runs no backward before all its forwards, and earlier nodes first.
 
-    1F1B begins a forward only while fewer segments are in flight on the device than its limit, and else alternates.
+    1F1B begins a forward only while fewer segments are in flight on the device than its limit. A device for which both
+    directions are ready takes turns, or else runs the forward.
     """
 
-    def __init__(self, cells: Cells, kind: str, busy: tuple[int, ...]) -> None:
+    def __init__(self, cells: Cells, kind: str, busy: tuple[int, ...], *, takes_turns: bool) -> None:
         self._kind = kind
+        self._takes_turns = takes_turns
         self._places = {device: place for place, device in enumerate(cells.devices)}
         self._segments = {node: segments(cells.routes[node]) for node in busy}
         different = [segments(route) for route in {cells.routes[node] for node in busy}]
@@ -226,7 +234,7 @@ class _Simulation:
         for node in busy:
             self._ready[self._segments[node][0][0]][FORWARD][FORWARD, node, 0] = 0.0
         # What each device would run next, the earliest first; one that was looked at again since does not count.
-        self._next_runs: list[tuple[tuple[float | int | bool | str, ...], int, Item]] = []
+        self._next_runs: list[tuple[tuple[float, ...], int, Item]] = []
         self._looks = dict.fromkeys(self._places, 0)
         self._times: Timeline = {device: [] for device in self._places}
 
@@ -238,7 +246,7 @@ class _Simulation:
         return self._times
 
     def _next(self) -> Item | None:
-        """The earliest start; then the other direction than last time, the earlier node, the deeper segment."""
+        """The earliest start; then what the schedule prefers, the deeper segment, the earlier node."""
         while self._next_runs:
             _, look, item = heapq.heappop(self._next_runs)
             if look == self._looks[self._device_of(item)]:
@@ -264,12 +272,15 @@ class _Simulation:
             return direction == FORWARD or not self._forwards_left[device]
         return direction == BACKWARD or self._flying[device] < self._limits[device]
 
-    def _rank(self, item: Item) -> tuple[float | int | bool | str, ...]:
+    def _rank(self, item: Item) -> tuple[float, ...]:
         direction, node, place = item
         device = self._device_of(item)
         start = max(self._free_at[device], self._ready[device][direction][item])
-        age = node if direction == BACKWARD else node // len(self._places)
-        return start, self._places[device], direction == self._last[device], age, -place, node, direction
+        if self._kind == "gpipe":
+            later = node if direction == BACKWARD else node // len(self._places)
+        else:
+            later = direction == (self._last[device] if self._takes_turns else BACKWARD)
+        return start, self._places[device], later, -place, node
 
     def _make(self, item: Item) -> None:
         direction, node, place = item
