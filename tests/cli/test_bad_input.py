@@ -45,6 +45,9 @@ COMMANDS = {
     "tensorboard output": "tensorboard a-job -o PATH",
     "join token_file": "join 127.0.0.1:1 --token-file PATH",
     "cluster up device_file": "cluster up --foreground --device-file PATH",
+    "cluster up users": "cluster up --foreground --users PATH",
+    "replay dump": "replay a-job --step 0 --dump PATH",
+    "sweep output": "sweep a-sweep --plot PATH",
     "cluster restore backup": "cluster restore PATH",
     "selftest output": "selftest --quick --device-type cpu --report PATH",
     "simulate trace": "simulate PATH --devices V100:8",
@@ -100,7 +103,7 @@ def refused(line: str, path: str) -> str:
 def test_a_path_that_can_not_be_used_is_an_error_that_says_so(name: str, folder: Path) -> None:
     line = COMMANDS[name]
     writes = name.endswith("output") or name.endswith("token_file")
-    needs_folder = name in ("profile output", "simulate output", "tensorboard output")
+    needs_folder = name in ("profile output", "simulate output", "tensorboard output", "replay dump")
     makes_it = name.endswith("token_file") and not name.startswith("join")
     bad = [*NO_FILE[1:2], *NO_FILE[4:5]] if writes else [*NO_FILE, *NO_TEXT, "a-folder"]
     bad = ["train.py/x.png", "train.py"] if needs_folder else [*bad, "a-folder"] if writes else bad

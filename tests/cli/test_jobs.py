@@ -476,7 +476,7 @@ def test_a_job_can_be_drawn_and_verified_once_it_has_made_its_trainer(answers: A
 
 def test_who_waits_for_a_resize_learns_that_a_later_one_has_taken_its_place(answers: Answers) -> None:
     waiting, later = answers.overtaken
-    assert "is to run on 2 devices by now, not on 3" in waiting
+    assert "to 2 devices meanwhile, not 3" in waiting
     assert later.startswith(f"job {answers.job_id} goes from "), later
 
 

@@ -103,7 +103,7 @@ def test_the_papers_h3_is_found_and_predicted() -> None:
         ("--workload resnet50 --batch-size 8192 --devices V100:2 --evaluate V100=8x256", "4096 examples a step"),
         ("--workload resnet50 --batch-size 8192 --devices V100:2 --evaluate K80=8x256", "expected TYPE="),
         ("--workload nonsense --batch-size 8 --devices V100:2", "there is no workload"),
-        ("--batch-size 8 --devices V100:2", "which workload"),
+        ("--batch-size 8 --devices V100:2", "give the workload"),
         ("--profiles . --batch-size 8 --devices V100:2", "no profile in"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_job_elsewhere_is_found_by_its_name_and_by_the_beginning_of_its_id(see
 
 def test_of_the_logs_elsewhere_the_leads_can_be_read_here(seen: Elsewhere) -> None:
     assert "step 1 " in seen.shown["logs far"][1]
-    assert "elsewhere" in seen.shown["logs far --device 0"][1]
+    assert "only the lead's output can be read" in seen.shown["logs far --device 0"][1]
 
 
 def test_the_timeline_of_a_job_elsewhere_is_drawn_here(seen: Elsewhere) -> None:

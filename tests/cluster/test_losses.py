@@ -32,6 +32,7 @@ from virtualflow.cluster.throughput.table import Table
 from virtualflow.core.devices import parse_pools
 
 ALL = list(registry.BUILT_IN)
+ANY_NUMBER = [policy for policy in ALL if policy != "sia"]  # which gives powers of two, and whole machines
 GAVEL = ["las", "las-agnostic", "las-mixed", "las-mixed-columns", "water-filling", "ftf", "makespan"]
 WEIGHTED = GAVEL[:5]  # the other two have no use for priorities
 ELASTIC, STATIC = ["wfs", "sjf", "srtf"], ["priority", "fifo"]
@@ -194,7 +195,7 @@ def test_a_job_that_waits_for_its_minimum_is_not_passed_for_ever(policy: str) ->
     assert started == ["waits"]
 
 
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", ANY_NUMBER)
 def test_a_raised_minimum_counts_for_running_jobs(policy: str) -> None:
     driven = Driven(policy)
     job = made("job", 4)
@@ -284,7 +285,7 @@ def test_a_device_that_comes_and_goes_keeps_no_gavel_job_from_its_turn(policy: s
     assert first == pytest.approx(second, rel=0.25)
 
 
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", ANY_NUMBER)
 @settings(max_examples=8, deadline=None)
 @given(
     visits=st.lists(

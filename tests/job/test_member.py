@@ -264,7 +264,9 @@ def test_a_joiner_gets_the_state_from_its_sender_and_both_are_in_the_new_group(l
         """Be the coordinator of one of them, until it has formed its group."""
         while not isinstance(message := one.next_message(), FormedGroup):
             if isinstance(message, GroupPost):
-                other.send(message)
+                other.send(packed(message.group, {message.key: message.value}))
+            elif isinstance(message, GroupLetters):
+                other.send(packed(message.group, {message.key: message.values[int(one is line)]}))
             else:
                 noted.append((one, message))
 

@@ -119,8 +119,8 @@ def test_verify_names_modules_and_files_that_differ() -> None:
     one = certificate(**facts(b"1"), files={"a.json": "1"})
     assert compare(one, certificate(**facts(b"1"), files={"a.json": "1"})).facts == ()
     (code, file) = compare(one, certificate(**facts(b"2"), files={"a.json": "2"})).facts
-    assert code.startswith("code: ")
-    assert code.endswith("of 0123456789ab, in pkg.lib")
+    assert code.startswith("the code: ")
+    assert code.endswith("(commit 0123456789ab), in pkg.lib")
     assert file == "the file a.json: 1 and 2"
     assert compare(one, certificate()).facts == ()  # a run that does not say
 

@@ -266,6 +266,6 @@ def test_more_devices_than_virtual_nodes_are_refused_with_a_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(solo.current(), "devices", ("0", "1", "2", "3"))
-    with pytest.raises(ConfigError, match=r"3 virtual node.s. on 4 devices.*raise gradient_accumulation_steps"):
+    with pytest.raises(ConfigError, match=r"3 virtual nodes on 4 devices.*raise gradient_accumulation_steps"):
         trainer(tmp_path)
     assert trainer(tmp_path, virtual_nodes=4).is_world_process_zero()

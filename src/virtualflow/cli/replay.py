@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from virtualflow.cli.files import check_folder
 from virtualflow.cli.jobs import JobArgument
 from virtualflow.cli.options import devices_of
 from virtualflow.cli.screen import print_line, screen
@@ -41,8 +42,10 @@ def replay(
     It goes on from the job's last checkpoint before the step, with the job's own copy of the program, and leaves the
     job as it is. Exit code 0 means equal, 1 means not.
     """
-    if dump is not None and dump.exists() and (not dump.is_dir() or any(dump.iterdir())):
-        raise LaunchError(f"--dump {dump}: it is there already. Choose a folder that is new, or empty.")
+    if dump is not None:
+        check_folder(dump, "--dump")
+        if dump.is_dir() and any(dump.iterdir()):
+            raise LaunchError(f"--dump {dump}: there is something in it. Choose a folder that is new, or empty.")
     run = RecordedRun.of(JobFolder.of(job))
     _check_node(run, step, node)
     names = devices_of(devices, None, None, None).names

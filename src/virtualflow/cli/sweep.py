@@ -62,9 +62,10 @@ def sweep(
 
     Example: vf submit --sweep lr=0.1,0.3 --sweep batch_size=64,128 train.py, then vf sweep train-7f3a --plot lr.png
     """
-    rows = results(Client.find().get(f"/api/sweeps/{name}"))
     if output is not None:
         check_file(output, "--plot")
+    rows = results(Client.find().get(f"/api/sweeps/{name}"))
+    if output is not None:
         figure = _picture(rows, name, metric, along)
         with writing(output, "--plot"):
             figure.savefig(output, dpi=120)

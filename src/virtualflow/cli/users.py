@@ -28,8 +28,10 @@ def users_in(file: Path | None, policy: Policy) -> Users | None:
     file = file or usual
     try:
         users = users_of(tomllib.loads(file.read_text()), str(file))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is no TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the users' file {file}: {error.strerror}") from error
+    except ValueError as error:  # of TOML, or of text at all
+        raise ConfigError(f"the users' file {file} is not TOML: {error}") from error
     if users.have_weights and policy.sharing is None:
         raise ConfigError(
             f"{file} gives weights, which the policy {policy.name} knows nothing of: caps alone count under it. Use "

@@ -97,7 +97,7 @@ class Pollux(Policy):
         """1 / speedup of a job on 0, 1, 2, ... devices. Of fewer than its minimum it makes no use."""
         most = min(state.job.demand, snapshot.capacity[kind], max(state.job.min, 1, 2 * self._most[state.id]))
         usual = snapshot.steps_per_second(state.job, kind, max(state.job.min, min(fair, state.job.demand)))
-        age = snapshot.now - state.job.arrival_seconds
+        age = max(0.0, snapshot.now - state.job.arrival_seconds)
         factor = max(0.0, age - self._restarts[state.id] * RESTART_SECONDS) / (age + RESTART_SECONDS)
         speedups = np.zeros(most + 1)
         for count in range(state.job.min, most + 1):

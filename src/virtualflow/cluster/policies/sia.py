@@ -95,7 +95,7 @@ class Sia(Policy):
         if not speeds:
             return []
         least = min(speeds.values())
-        age = snapshot.now - job.arrival_seconds
+        age = max(0.0, snapshot.now - job.arrival_seconds)
         factor = max(0.0, age - self._restarts[state.id] * RESTART_SECONDS) / (age + RESTART_SECONDS)
         if age < RESTART_SECONDS or not state.devices:
             factor = 1.0
