@@ -84,7 +84,7 @@ def test_the_users_file_lies_in_the_clusters_folder_or_is_given(tmp_path: Path) 
     with pytest.raises(ConfigError, match="gives weights, which the policy srtf knows nothing of"):
         users_in(None, registry.make("srtf"))
     other.write_text("[user.ann\n")
-    with pytest.raises(ConfigError, match="is no TOML"):
+    with pytest.raises(ConfigError, match="is not TOML"):
         users_in(other, wfs)
     refused = CliRunner().invoke(app, ["cluster", "up", "--users", str(other)])
-    assert "is no TOML" in str(refused.exception)  # before anything is started
+    assert "is not TOML" in str(refused.exception)  # before anything is started
