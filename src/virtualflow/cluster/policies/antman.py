@@ -25,7 +25,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from virtualflow.cluster.job import Job, ScheduledJob
-from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
+from virtualflow.cluster.policies.base import Decision, Options, Policy
+from virtualflow.cluster.policies.guests import grants_with_guests
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.cluster.throughput.model import Throughput
 
@@ -67,7 +68,8 @@ class Antman(Policy):
         for state in waiting:
             if state.id not in self._guaranteed:
                 self._let_in(state, own, beside, free, states, snapshot)
-        return Decision(self._grants(own, beside, states))
+        guests = {name: (host, dict.fromkeys(own[host], states[name].job.demand)) for name, host in beside.items()}
+        return Decision(grants_with_guests(own, guests, states))
 
     def _guarantee(
         self, states: Mapping[str, ScheduledJob], waiting: list[ScheduledJob], snapshot: Snapshot
@@ -131,21 +133,6 @@ class Antman(Policy):
         """Whether all of a guest has seats on the devices of a host."""
         ((kind, count),) = counts.items()
         return guest.job.demand <= count and snapshot.throughput.usable(guest.job, kind)
-
-    def _grants(
-        self, own: Mapping[str, dict[str, int]], beside: Mapping[str, str], states: Mapping[str, ScheduledJob]
-    ) -> dict[str, Grant]:
-        """What changes: hosts come before their guests."""
-        grants = {
-            name: NOTHING for name, state in states.items() if state.devices and name not in own and name not in beside
-        }
-        for name, counts in own.items():
-            if states[name].host or states[name].counts != counts:
-                grants[name] = Grant(counts)
-        for name, host in beside.items():
-            if states[name].host != host or states[name].allocation != states[name].job.demand or host in grants:
-                grants[name] = Grant(dict.fromkeys(own[host], states[name].job.demand), beside=host)
-        return grants
 
 
 def busy(job: Job, device_type: str, throughput: Throughput) -> float:

@@ -25,7 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from virtualflow.cluster.job import ScheduledJob
-from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
+from virtualflow.cluster.policies.base import Decision, Options, Policy
+from virtualflow.cluster.policies.guests import grants_with_guests
 from virtualflow.cluster.snapshot import Snapshot
 
 TURN_SECONDS = 60.0
@@ -65,7 +66,8 @@ class Gandiva(Policy):
             if not overload:
                 self._move_out(runs, states, free, snapshot)
                 self._complete(runs, states, free, snapshot)
-        grants = self._grants(runs, states)
+        packed = {other: (host, runs[host]) for host, other in self._packed.items() if host in runs}
+        grants = grants_with_guests(runs, packed, states)
         for name in grants:
             self._steps[name] = states[name].steps_done
         return Decision(grants, self._wake(runs))
@@ -173,20 +175,6 @@ class Gandiva(Policy):
                 hosts.remove(best)
                 if most == UNTRIED:
                     self._trials.add(name)
-
-    def _grants(self, runs: dict[str, dict[str, int]], states: dict[str, ScheduledJob]) -> dict[str, Grant]:
-        """What changes: hosts come before the jobs packed with them."""
-        packed = {other: host for host, other in self._packed.items() if host in runs}
-        grants = {
-            name: NOTHING for name, state in states.items() if state.devices and name not in runs and name not in packed
-        }
-        for name, counts in runs.items():
-            if states[name].host or states[name].counts != counts:
-                grants[name] = Grant(counts)
-        for name, host in packed.items():
-            if states[name].host != host or host in grants:
-                grants[name] = Grant(runs[host], beside=host)
-        return grants
 
     def _wake(self, runs: dict[str, dict[str, int]]) -> float | None:
         """At the end of the turn, if someone waits for it or shares a device on trial."""

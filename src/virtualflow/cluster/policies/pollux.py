@@ -21,18 +21,17 @@ Adapted:
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virtualflow.cluster.job import ScheduledJob
-from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
+from virtualflow.cluster.policies.base import Decision, Options, Policy
+from virtualflow.cluster.policies.restart_history import RestartHistory
 from virtualflow.cluster.snapshot import Snapshot
 
 ROUND_SECONDS = 60.0
-RESTART_SECONDS = 30.0
 WITHOUT = 1e-3  # is added to speedups, so that a job without devices makes the mean small, and not 0
 
 Floats = NDArray[np.float64]
@@ -53,27 +52,19 @@ class Pollux(Policy):
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
         super().__init__(options)
         self._types: dict[str, str] = {}
-        self._most: Counter[str] = Counter()  # devices that a job has ever had
-        self._restarts: Counter[str] = Counter()
+        self._history = RestartHistory()
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         states = {state.id: state for state in snapshot.jobs()}
-        for kept in (self._types, self._most, self._restarts):
-            for name in [name for name in kept if name not in states]:
-                del kept[name]
-        grants = dict.fromkeys(snapshot.running, NOTHING)
-        changed: list[tuple[str, Grant]] = []
-        for kind, own in self._by_type(states, snapshot).items():
-            for state, count in zip(own, self._counts(own, kind, snapshot), strict=True):
-                if not count:
-                    continue
-                grants.pop(state.id, None)
-                if state.counts != {kind: count}:
-                    changed.append((state.id, Grant({kind: count})))
-                    self._restarts[state.id] += state.started_seconds is not None
-                self._most[state.id] = max(self._most[state.id], count)
-        changed.sort(key=lambda change: -sum(change[1].counts.values()))  # large jobs find whole machines
-        return Decision(grants | dict(changed))
+        self._history.forget_others(states)
+        self._types = {name: kind for name, kind in self._types.items() if name in states}
+        chosen = [
+            (state, kind, count)
+            for kind, own in self._by_type(states, snapshot).items()
+            for state, count in zip(own, self._counts(own, kind, snapshot), strict=True)
+            if count
+        ]
+        return self._history.decision(chosen, snapshot)
 
     def _by_type(self, states: dict[str, ScheduledJob], snapshot: Snapshot) -> dict[str, list[ScheduledJob]]:
         placed: dict[str, list[ScheduledJob]] = {kind: [] for kind, count in snapshot.capacity.items() if count}
@@ -95,10 +86,9 @@ class Pollux(Policy):
 
     def _costs(self, state: ScheduledJob, kind: str, fair: int, snapshot: Snapshot) -> Floats:
         """1 / speedup of a job on 0, 1, 2, ... devices. Of fewer than its minimum it makes no use."""
-        most = min(state.job.demand, snapshot.capacity[kind], max(state.job.min, 1, 2 * self._most[state.id]))
+        most = min(snapshot.capacity[kind], self._history.limit(state.job))
         usual = snapshot.steps_per_second(state.job, kind, max(state.job.min, min(fair, state.job.demand)))
-        age = max(0.0, snapshot.now - state.job.arrival_seconds)
-        factor = max(0.0, age - self._restarts[state.id] * RESTART_SECONDS) / (age + RESTART_SECONDS)
+        factor = self._history.kept_part(state, snapshot.now)
         speedups = np.zeros(most + 1)
         for count in range(state.job.min, most + 1):
             speed = snapshot.steps_per_second(state.job, kind, count) / usual if usual else 0.0

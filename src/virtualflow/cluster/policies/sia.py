@@ -14,7 +14,6 @@ devices than its demand; hybrid-parallel and rigid jobs are left out.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +21,12 @@ import highspy
 import numpy as np
 
 from virtualflow.cluster.job import ScheduledJob
-from virtualflow.cluster.policies.base import NOTHING, Decision, Grant, Options, Policy
+from virtualflow.cluster.policies.base import Decision, Options, Policy
+from virtualflow.cluster.policies.restart_history import RESTART_SECONDS, RestartHistory
 from virtualflow.cluster.snapshot import Snapshot
 from virtualflow.errors import PolicyError
 
 ROUND_SECONDS = 60.0
-RESTART_SECONDS = 30.0
 FAIRNESS = -0.5  # the power of a goodput
 WAITS = 1.1  # what a job without devices costs; the smallest goodput costs 1
 OPTIONS: dict[str, bool | int | float | str] = {
@@ -60,31 +59,18 @@ class Sia(Policy):
 
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008, frozen
         super().__init__(options)
-        self._most: Counter[str] = Counter()  # devices that a job has ever had
-        self._restarts: Counter[str] = Counter()
+        self._history = RestartHistory()
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         states = list(snapshot.jobs())
-        names = {state.id for state in states}
-        for kept in (self._most, self._restarts):
-            for name in [name for name in kept if name not in names]:
-                del kept[name]
+        self._history.forget_others({state.id for state in states})
         ways = [way for place, state in enumerate(states) for way in self._ways(place, state, snapshot)]
-        grants = dict.fromkeys(snapshot.running, NOTHING)
-        changed: list[tuple[str, Grant]] = []
-        for way in chosen(ways, snapshot.capacity):
-            state = states[way.job]
-            grants.pop(state.id, None)
-            if state.counts != {way.device_type: way.devices}:
-                changed.append((state.id, Grant({way.device_type: way.devices})))
-                self._restarts[state.id] += state.started_seconds is not None
-            self._most[state.id] = max(self._most[state.id], way.devices)
-        changed.sort(key=lambda change: -sum(change[1].counts.values()))  # large jobs find whole machines
-        return Decision(grants | dict(changed))
+        best = chosen(ways, snapshot.capacity)
+        return self._history.decision([(states[way.job], way.device_type, way.devices) for way in best], snapshot)
 
     def _ways(self, place: int, state: ScheduledJob, snapshot: Snapshot) -> list[Way]:
         job = state.job
-        most = min(job.demand, max(job.min, 1, 2 * self._most[state.id]))
+        most = self._history.limit(job)
         speeds = {
             (kind, count): speed
             for kind, sizes in snapshot.machine_sizes.items()
@@ -95,10 +81,8 @@ class Sia(Policy):
         if not speeds:
             return []
         least = min(speeds.values())
-        age = max(0.0, snapshot.now - job.arrival_seconds)
-        factor = max(0.0, age - self._restarts[state.id] * RESTART_SECONDS) / (age + RESTART_SECONDS)
-        if age < RESTART_SECONDS or not state.devices:
-            factor = 1.0
+        is_new = snapshot.now - job.arrival_seconds < RESTART_SECONDS
+        factor = 1.0 if is_new or not state.devices else self._history.kept_part(state, snapshot.now)
         ways = []
         for (kind, count), speed in speeds.items():
             worth = speed / least * (1.0 if state.counts == {kind: count} else factor)
