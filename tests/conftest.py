@@ -146,6 +146,16 @@ class Launcher:
         return Finished(Coordinator(job, folder, self._backend, printed).run(), folder.path, printed)
 
 
+def run_to_its_end(job: JobSpec, backend: LocalBackend, folder: Path) -> Finished:
+    """Run *job* in *folder*. Raises RuntimeError if it fails."""
+    place, printed = JobFolder(folder), Printed()
+    place.create(job)
+    outcome = Coordinator(job, place, backend, printed).run()
+    if outcome.failure is not None:
+        raise RuntimeError(outcome.failure.text)
+    return Finished(outcome, place.path, printed)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests marked ``on_cuda_too`` run their jobs on CPUs, and again on CUDA devices made for tests.
 

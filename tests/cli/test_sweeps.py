@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from tests.manager.worlds import Starts, World, answering, launched, starts, world
+from tests.manager.worlds import Starts, World, answering, launched, starts, vf, world
 from virtualflow.cli.main import app
 from virtualflow.cli.sweeps import arguments_for, combinations, draw
 from virtualflow.core.job_state import JobState
@@ -36,12 +36,6 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
     path.write_text("print('hello')\n")
     return path
-
-
-def vf(*words: str | Path) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "120", "TERM": "dumb"})
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.stdout
 
 
 def refused(*words: str | Path) -> str:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Finished, Printed
+from tests.conftest import Finished, run_to_its_end
 from virtualflow.backends.local import LocalBackend
 from virtualflow.core import profile
 from virtualflow.core.emulation import Emulated
 from virtualflow.core.profile import Communication, Point, Profile, Workload
 from virtualflow.events import ReplicasAligned, RunStarted
-from virtualflow.job.coordinator import Coordinator
-from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.folder import JobSpec
 
 TRAIN = """
 import sys, torch, virtualflow as vf
@@ -42,13 +41,7 @@ def run(backend: LocalBackend, folder: Path, devices: dict[str, Emulated | None]
     script.write_text(TRAIN.format(**text))
     emulated = {name: each.to_json() for name, each in devices.items() if each is not None}
     job = JobSpec.of("job", str(script), (), tuple(devices), emulated=emulated, **options)  # type: ignore[arg-type]
-    place = JobFolder(folder / "job")
-    place.create(job)
-    printed = Printed()
-    outcome = Coordinator(job, place, backend, printed).run()
-    if outcome.failure is not None:
-        raise RuntimeError(outcome.failure.text)
-    return Finished(outcome, place.path, printed)
+    return run_to_its_end(job, backend, folder / "job")
 
 
 @pytest.fixture(scope="module")

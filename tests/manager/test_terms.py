@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.manager.managed import until
-from tests.manager.worlds import Starts, World, answering, job, launched, starts, world
-from virtualflow.cli.main import app
+from tests.manager.worlds import Starts, World, answering, job, launched, starts, vf, world
 from virtualflow.cli.options import moment_of
 from virtualflow.core.job_state import JobState
 from virtualflow.errors import ConfigError, ManagerError, UnknownJobError
@@ -183,11 +181,6 @@ def test_one_command_line_asks_for_all_of_it(world: World, starts: Starts, tmp_p
     manager = world.manager("4")
     script = tmp_path / "train.py"
     script.write_text("print('hello')\n")
-
-    def vf(*words: str) -> str:
-        result = CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERM": "dumb"})
-        assert result.exit_code == 0, (result.output, result.exception)
-        return result.stdout
 
     with answering(manager):
         swept = json.loads(vf("submit", "--json", "--sweep", "lr=1,2", str(script)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.manager.worlds import Starts, World, answering, job, starts, world
+from tests.manager.worlds import Starts, World, answering, job, starts, vf, world
 from virtualflow.cli.main import app
 from virtualflow.cli.users import users_in
 from virtualflow.cluster.policies import registry
@@ -55,11 +55,6 @@ def test_mine_are_the_jobs_of_the_user_who_asks(world: World, starts: Starts, tm
     theirs = manager.submit(job(owner="somebody-else"))
     script = tmp_path / "train.py"
     script.write_text("print('hello')\n")
-
-    def vf(*words: str) -> str:
-        result = CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERM": "dumb"})
-        assert result.exit_code == 0, (result.output, result.exception)
-        return result.stdout
 
     with answering(manager):
         mine = json.loads(vf("submit", "--json", str(script)))["id"]

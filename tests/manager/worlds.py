@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from virtualflow.cli.main import app
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.users import Users
@@ -99,3 +101,10 @@ def job(
 ) -> Submission:
     description = JobDescription("job.py", arguments, name=name)
     return Submission(description, SCRIPT, environment=environment, terms=JobTerms(**terms))
+
+
+def vf(*words: str | Path) -> str:
+    """What a command prints that must succeed."""
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Finished, Printed
+from tests.conftest import Finished, run_to_its_end
 from tests.stages.test_same_bits_with_stages import assert_same_bits, said
 from virtualflow.backends.local import LocalBackend
 from virtualflow.cli.options import devices_of
@@ -22,8 +22,7 @@ from virtualflow.core.emulation import Emulated
 from virtualflow.core.stage_profile import StagedProfile, StagedWorkload, StagePoint, UnitFigures
 from virtualflow.errors import ConfigError
 from virtualflow.events import ReplicasAligned, StepDone
-from virtualflow.job.coordinator import Coordinator
-from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.folder import JobSpec
 from virtualflow.solver.grid_costs import costs_at
 from virtualflow.solver.grid_forecast import forecast
 
@@ -53,13 +52,7 @@ def run(
     rows = tuple(map(tuple, cells)) if cells is not None else None
     arguments = (json.dumps({"model": "gpt", "epochs": 1} | case),)
     job = JobSpec.of("job", str(script), arguments, tuple(devices), emulated=emulated, cells=rows, device_type="cpu")
-    place = JobFolder(folder / "job")
-    place.create(job)
-    printed = Printed()
-    outcome = Coordinator(job, place, backend, printed).run()
-    if outcome.failure is not None:
-        raise RuntimeError(outcome.failure.text)
-    return Finished(outcome, place.path, printed)
+    return run_to_its_end(job, backend, folder / "job")
 
 
 @pytest.fixture(scope="module")
