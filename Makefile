@@ -37,9 +37,12 @@ lint: setup
 test: lint data  ## everything that must hold
 	$(BIN)/pytest -n 3 --dist loadfile
 
-chaos: setup  ## random kills and resizes, and the corpus of scripts: make chaos MINUTES=10 or SCHEDULES=200 [SEED=1] [ONLY=conv_net]
+chaos: setup  ## random kills and resizes: make chaos HOURS=2; or MINUTES=10 (SCHEDULES=200) of each kind, with fuzzing and the corpus of scripts [SEED=1] [ONLY=conv_net]
+ifdef HOURS
+	$(BIN)/python -m tests.chaos.hours --hours $(HOURS) --seed $(or $(SEED),1)
+else
 	$(BIN)/python -m tests.chaos $(CHAOS) --seed $(or $(SEED),1)
-	$(BIN)/python -m tests.chaos --manager --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.chaos --kind manager --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 	VF_RANDOM=1 VF_FUZZ=100000 $(BIN)/pytest tests/job/test_strangers.py tests/job/test_token_holder.py -k random --timeout 3600
 	VF_RANDOM=1 $(BIN)/pytest -n 2 $$(grep -rl --include='test_*.py' hypothesis tests)
 	VF_ALL_ORPHANS=1 $(BIN)/pytest -n 2 tests/chaos/test_orphans.py
@@ -47,9 +50,12 @@ chaos: setup  ## random kills and resizes, and the corpus of scripts: make chaos
 	$(BIN)/python -m tests.chaos --accelerator $(CHAOS) --seed $(or $(SEED),1)
 	VF_ALL_ON_CUDA=1 $(BIN)/pytest -n 2 tests/chaos tests/equivalence -k gpu --timeout 600
 	VF_ALL_GRIDS=1 VF_ALL_ON_CUDA=1 $(BIN)/pytest -n 2 --dist loadfile tests/stages --timeout 900
-	$(BIN)/python -m tests.stages $(CHAOS) --seed $(or $(SEED),1)
-	$(BIN)/python -m tests.stages --accelerator $(CHAOS) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.chaos --kind sharded $(CHAOS) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.chaos --kind fast $(CHAOS) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.chaos --kind stages $(CHAOS) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.chaos --kind stages --accelerator $(CHAOS) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.equivalence --accelerator $(if $(ONLY),--only '$(ONLY)')
+endif
 
 CHAOS = $(if $(SCHEDULES),--schedules $(SCHEDULES),--minutes $(or $(MINUTES),10))
 

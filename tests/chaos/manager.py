@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests import fakecuda
+from tests.chaos.series import assert_no_orphans
 from tests.cli.test_run import descendants
-from tests.manager.managed import STEPS, Managed, Service, until
+from tests.conftest import Launcher
+from tests.manager.managed import SCRIPT, STEPS, Managed, Service, until
+from virtualflow.backends.local import LocalBackend
 from virtualflow.core.job_state import ENDED
 from virtualflow.errors import ManagerError
 
@@ -202,6 +206,27 @@ class ManagerChaos:
         (stray / "job.json").write_bytes(self._chance.choice([b"", b"{}", b"\xff"]))
         self._strays.append(stray)
         return True
+
+
+class ManagerAttack:
+    """Schedules of strokes, each at a manager of its own."""
+
+    def __init__(self, home: Path, accelerator: bool) -> None:
+        (home / "calm").mkdir()
+        with LocalBackend() as backend:
+            self._calm = Launcher(backend, home)(SCRIPT, 1, [str(home / "calm")]).digest
+        if accelerator:
+            os.environ.update(fakecuda.environment(fakecuda.DEVICES))
+
+    def __call__(self, seed: int, folder: Path) -> Counter[str]:
+        """One schedule; returns how often each kind has had an effect."""
+        chaos = ManagerChaos(folder / "home", seed, rounds=1)
+        chaos.run(self._calm)
+        assert_no_orphans(f"VF_HOME={folder / 'home'}")
+        return chaos.done + Counter({"jobs that ended once": len(chaos.jobs)})
+
+    def close(self) -> None:
+        """Nothing is kept from one schedule to the next."""
 
 
 def _family(pid: int) -> list[int]:

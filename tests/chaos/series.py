@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -28,8 +30,25 @@ class Hung(BaseException):
     """A schedule took too long. No handler of the code under test may take it for a failure of its own."""
 
 
+@dataclass
+class Outcome:
+    """Which schedules held, which did not and why, and how often each kind of strike had an effect."""
+
+    passed: list[int] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps({"passed": self.passed, "failed": self.failed, "counts": self.counts}))
+
+    @classmethod
+    def read(cls, path: Path) -> Outcome:
+        kept = json.loads(path.read_text())
+        return cls(kept["passed"], kept["failed"], Counter(kept["counts"]))
+
+
 class Series:
-    """The outcomes so far. What a schedule that fails leaves behind is moved to *evidence*."""
+    """The outcome so far. What a schedule that fails leaves behind is moved to *evidence*."""
 
     def __init__(self, name: str, evidence: Path, limit_seconds: float) -> None:
         self._name = name
@@ -37,9 +56,7 @@ class Series:
         self._limit = limit_seconds
         self._began = time.monotonic()
         self._commit = commit()
-        self.counts: Counter[str] = Counter()
-        self.passed: list[int] = []
-        self.failed: dict[int, str] = {}
+        self.outcome = Outcome()
 
     def run(self, seed: int, schedule: Schedule) -> bool:
         """Run one schedule in a folder of its own; return whether all held."""
@@ -53,8 +70,8 @@ class Series:
         except BaseException as error:
             self._keep(seed, folder, error)
             return False
-        self.counts += counts
-        self.passed.append(seed)
+        self.outcome.counts += counts
+        self.outcome.passed.append(seed)
         shutil.rmtree(folder, ignore_errors=True)
         seconds = time.monotonic() - began
         print(f"{self._name}, seed {seed}: all held, {seconds:.0f} s, {counts.total()} strikes", flush=True)
@@ -67,21 +84,23 @@ class Series:
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(folder, kept, symlinks=True, ignore=_no_files)
         shutil.rmtree(folder, ignore_errors=True)
-        self.failed[seed] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        print(f"{self._name}, seed {seed} FAILED: {self.failed[seed]}; evidence: {kept}", file=sys.stderr, flush=True)
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        self.outcome.failed[str(seed)] = why
+        print(f"{self._name}, seed {seed} FAILED: {why}; evidence: {kept}", file=sys.stderr, flush=True)
 
     def report(self) -> str:
         """What was run, on which commit, and what came of it."""
         minutes = (time.monotonic() - self._began) / 60
-        seeds = [*self.passed, *self.failed]
+        passed, failed, counts = self.outcome.passed, self.outcome.failed, self.outcome.counts
+        seeds = [*passed, *map(int, failed)]
         edited = "" if commit() == self._commit else " (and edited meanwhile)"
         lines = [
             f"{self._name}: {len(seeds)} schedules, seeds {min(seeds, default=0)} to {max(seeds, default=0)}, "
             f"commit {self._commit}{edited}, {datetime.now():%Y-%m-%d %H:%M}, {minutes:.0f} minutes, "
             f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}",
-            f"{len(self.passed)} held, {len(self.failed)} failed; {self.counts.total()} strikes that had an effect",
-            *(f"{count:6d}  {kind}" for kind, count in sorted(self.counts.items())),
-            *(f"FAILED seed {seed}: {why}" for seed, why in self.failed.items()),
+            f"{len(passed)} held, {len(failed)} failed; {counts.total()} strikes that had an effect",
+            *(f"{count:6d}  {kind}" for kind, count in sorted(counts.items())),
+            *(f"FAILED seed {seed}: {why}" for seed, why in failed.items()),
         ]
         return "\n".join(lines)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.series import Series, assert_no_orphans, commit
+from tests.chaos.hours import PARTS, parts, report
+from tests.chaos.series import Outcome, Series, assert_no_orphans, commit
 
 
 def test_a_series_goes_on_after_a_failure_and_a_hang_and_reports_all(tmp_path: Path) -> None:
@@ -22,7 +23,10 @@ def test_a_series_goes_on_after_a_failure_and_a_hang_and_reports_all(tmp_path: P
 
     series = Series("job", tmp_path / "evidence", limit_seconds=0.5)
     assert [series.run(seed, schedule) for seed in (1, 2, 3, 4)] == [True, False, False, True]
-    assert (series.passed, list(series.failed), series.counts) == ([1, 4], [2, 3], {"kill": 5})
+    series.outcome.write(tmp_path / "outcome.json")
+    outcome = Outcome.read(tmp_path / "outcome.json")
+    assert outcome == series.outcome
+    assert (outcome.passed, list(outcome.failed), outcome.counts) == ([1, 4], ["2", "3"], {"kill": 5})
     report = series.report()
     assert f"job: 4 schedules, seeds 1 to 4, commit {commit()}" in report
     assert "2 held, 2 failed; 5 strikes that had an effect" in report
@@ -41,3 +45,29 @@ def test_a_process_that_is_left_behind_is_found(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(AssertionError, match=rf"left behind: {left.pid} .*sleep 60"):
             assert_no_orphans("VF_MARK=of this test")
         left.kill()
+
+
+def test_series_side_by_side_take_the_time_that_was_asked_for() -> None:
+    made = parts(hours=2, lanes=3, seed=7)
+    assert {(part.kind, part.on_cuda) for part in made} == set(PARTS)
+    assert sum(part.minutes for part in made) == pytest.approx(3 * 120)
+    assert made[0].command(Path("o.json"))[1:8] == [
+        "-m",
+        "tests.chaos",
+        "--kind",
+        "job",
+        "--minutes",
+        "106.7",
+        "--seed",
+    ]
+
+
+def test_one_report_of_all_series_names_each_failure() -> None:
+    outcomes = {
+        "job": Outcome([1, 2], {"3": "Hung: not through"}, Counter(kill=4)),
+        "fast": Outcome([1], {}, Counter()),
+    }
+    lines = report(outcomes, minutes=120).splitlines()
+    assert lines[0].startswith("4 schedules, commit ")
+    assert lines[0].endswith("120 minutes: 3 held, 1 failed; 4 strikes that had an effect")
+    assert lines[1:] == ["     2  job", "     1  fast", "     4  kill", "FAILED job, seed 3: Hung: not through"]
