@@ -18,7 +18,11 @@ from virtualflow.job.serve import run_job as serve
 
 PACKAGES = {
     "vf_calm": "from vf_calm_inner import part",
-    "vf_calm_inner": "class part: pass",
+    "vf_calm_inner": """
+import sys, weakref
+class part: pass
+weakref.finalize(part, sys.stderr.write, "a package ends")
+""",
     "vf_broken": "import vf_calm_inner\nraise OSError('no licence')",
     "vf_ends": "raise SystemExit(3)",
     "vf_threads": "import threading\nended = threading.Event()\nthreading.Thread(target=ended.wait).start()",
@@ -39,8 +43,9 @@ named.wait()
 SCRIPT = """
 import sys
 before = {name for name in ("vf_calm", "vf_calm_inner", "vf_broken", "scipy.stats") if name in sys.modules}
-import scipy.stats
+import scipy.stats, weakref
 print("before", *sorted(before))
+weakref.finalize(scipy.stats, sys.stderr.write, "the script ends")
 pace = lambda trainer: None
 """
 
@@ -115,6 +120,7 @@ def test_workers_start_with_what_is_suitable_and_import_the_rest_themselves(
     plain = run_job(script)
     assert finished.digest == plain.digest
     assert [job.out().splitlines()[0] for job in (finished, plain)] == ["before vf_calm vf_calm_inner", "before"]
+    assert finished.err() == "the script ends"  # what was loaded before the fork lives on in the fork server
 
 
 def test_by_default_it_is_what_the_script_imports(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ for _ in trainer.epochs(3):
 if trainer.is_lead:
     if CASE == "kept":
         print(torch.stack(optimizer.kept).double().sum().item().hex())
-    # A thread of gloo's that lets go of the sums too late makes them move once, not in every step. They move if somebody
+    # A thread of gloo's that lets go of the sums late makes them move once, not in every step. They move if somebody
     # keeps them, and where an accelerator has them is torch's business.
     moves = sum(before != after for before, after in itertools.pairwise(places))
     stays = moves <= len(places) // 4 or CASE == "kept" or model.first.weight.is_cuda

@@ -270,8 +270,21 @@ def test_a_snapshot_travels_unchanged(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (tmp_path / "there" / name).read_bytes() == Path(original).read_bytes()
     assert {str(libraries / "pkg" / "old.py"), str(tmp_path / "table.bin")} <= program.copies.keys()
     assert read_modules(tmp_path / "there").keys() == taken.modules.keys()
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil.py", "pkg/../../evil.py", "/evil.py", "..", "pkg/..", "", "link.py", "links/x.py"]
+)
+def test_no_name_leads_out_of_a_snapshot(tmp_path: Path, name: str) -> None:
+    snapshot, outside = tmp_path / "snapshot", tmp_path / "outside"
+    write_modules(snapshot, {"pkg/lib.py": ""})
+    outside.mkdir()
+    (snapshot / "link.py").symlink_to(outside / "x.py")
+    (snapshot / "links").symlink_to(outside)
     with pytest.raises(LaunchError, match="outside of its folder"):
-        write_modules(tmp_path / "there", {"../evil.py": ""})
+        write_modules(snapshot, {name: "evil"})
+    assert list(outside.iterdir()) == []
+    assert not (tmp_path / "evil.py").exists()
 
 
 ABROAD = """

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+import weakref
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -33,6 +34,7 @@ from virtualflow.backends.preload_imports import preload
 from virtualflow.core.device_choice import Accelerator
 from virtualflow.job.json_lines import decoded, encoded
 from virtualflow.job.output import lasting_stream
+from virtualflow.program import source
 from virtualflow.system.processes import adopt_orphans, end_children
 
 _log = logging.getLogger("virtualflow")
@@ -55,6 +57,7 @@ def main() -> None:
     import_module("torch._dynamo")  # making an optimizer imports it, which takes a second
     import_module("virtualflow.train.kernel").load()
     _preload(sys.argv[2:], environment)
+    _look_at_modules()
     gc.freeze()  # nor need the workers look there, which would copy the pages
     gc.enable()
     seen = _accelerators()
@@ -84,6 +87,15 @@ def _preload(names: list[str], environment: dict[str, str]) -> None:
         left = [name for name in names if name.split(".")[0] != unsuited.package]
         command = [sys.executable, "-m", "virtualflow.backends.forkserver", sys.argv[1], *left]
         os.execve(sys.executable, command, environment)
+
+
+def _look_at_modules() -> None:
+    """Do once what each worker would do at its start and its end for all that is loaded here."""
+    source.loaded()  # it remembers which files are the user's
+    for folder in sys.path_importer_cache:
+        source.was_own(folder)
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # what is loaded here outlives the workers
 
 
 def _accelerators() -> tuple[Accelerator, ...]:

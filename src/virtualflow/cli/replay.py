@@ -29,7 +29,7 @@ def replay(
     step: Annotated[int, typer.Option(help="The step, as `vf verify` and the event stream count: from 0 on.", min=0)],
     devices: Annotated[str, typer.Option(help="On how many devices to replay it.", metavar="N")] = "1",
     node: Annotated[
-        int | None, typer.Option(help="ShowProgress what this virtual node was given and what came of it.", min=0)
+        int | None, typer.Option(help="Show what this virtual node was given and what came of it.", min=0)
     ] = None,
     dump: Annotated[
         Path | None,
@@ -65,7 +65,7 @@ def replay(
 
 @contextmanager
 def showing(*, quiet: bool) -> Iterator[ShowProgress]:
-    """ShowProgress on a terminal how far a replay is."""
+    """Show on a terminal how far a replay is."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return

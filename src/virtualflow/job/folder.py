@@ -190,7 +190,10 @@ class JobFolder:
 
     def read_counts(self) -> dict[str, Any]:
         """What a job's state keeps from one launch to the next."""
-        status = self.read_state()
+        try:
+            status = self.written_state()
+        except (FileNotFoundError, DamagedError):
+            status = JobStatus(JobState.STARTING)
         return {name: getattr(status, name) for name in COUNTS}
 
     def state_written(self) -> tuple[int, int] | None:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from virtualflow.errors import LaunchError
 from virtualflow.program import source
-from virtualflow.program.manifest import ELSEWHERE, MANIFEST, MOST_NOTED, Program, as_text, may_be_config, put
+from virtualflow.program.manifest import ELSEWHERE, MANIFEST, MOST_NOTED, Program, as_text, may_be_config, write_files
 from virtualflow.program.revision import revision_of
 from virtualflow.program.source import digest_of_file
-from virtualflow.system import private_files
 from virtualflow.system.home import home
 
 MOST_FILES = 4000
@@ -31,9 +30,7 @@ class Taken:
     contents: Mapping[str, bytes]  # by name in the snapshot
 
     def write(self, snapshot: Path) -> None:
-        for name, data in self.contents.items():
-            put(snapshot, name, data)
-        private_files.make_folder(snapshot)
+        write_files(snapshot, self.contents)
         self.program.write(snapshot)
 
     @property

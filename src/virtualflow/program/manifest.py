@@ -130,20 +130,32 @@ def read_modules(snapshot: Path) -> dict[str, str]:
 
 def write_modules(snapshot: Path, modules: Mapping[str, str]) -> None:
     """What ``read_modules`` has read, in another folder, and nowhere else."""
-    for name, text in modules.items():
-        if name.startswith(_BINARY):
-            put(snapshot, name.removeprefix(_BINARY), base64.b64decode(text))
-        else:
-            put(snapshot, name, text.encode())
+    write_files(snapshot, {
+        name.removeprefix(_BINARY): base64.b64decode(text) if name.startswith(_BINARY) else text.encode()
+        for name, text in modules.items()
+    })  # fmt: skip
 
 
-def put(snapshot: Path, name: str, data: bytes) -> None:
-    target = (snapshot / name).resolve()
-    if not target.is_relative_to(snapshot.resolve()):
-        raise LaunchError(f"the job sent a module with the name {name!r}, which lies outside of its folder")
-    private_files.make_folder(target.parent)
-    target.touch(0o600)
-    target.write_bytes(data)
+def write_files(snapshot: Path, contents: Mapping[str, bytes]) -> None:
+    """Write *contents*, by name, in the snapshot. Raises LaunchError if a name leads out of it."""
+    private_files.make_folder(snapshot)
+    root = os.path.realpath(snapshot)
+    folders: dict[str, str] = {}  # there may be thousands of files, and each is copied before a job starts
+    for name, data in contents.items():
+        folder, base = os.path.split(os.path.join(root, name))
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+            if not f"{folders[folder]}/".startswith(f"{root}/"):
+                raise _lies_outside(name)
+            private_files.make_folder(Path(folder))
+        if base in ("", ".", "..") or os.path.islink(target := os.path.join(folders[folder], base)):
+            raise _lies_outside(name)
+        with open(target, "wb", opener=private_files.opener) as file:
+            file.write(data)
+
+
+def _lies_outside(name: str) -> LaunchError:
+    return LaunchError(f"the job sent a module with the name {name!r}, which lies outside of its folder")
 
 
 def as_text(contents: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
@@ -177,7 +189,7 @@ class RunningProgram:
                     f"{program.shown(file)} was edited while workers imported it, so that they run two versions of it. "
                 )
             copy = os.path.join(ELSEWHERE, file.lstrip(os.sep))
-            put(self._snapshot, copy, source)
+            write_files(self._snapshot, {copy: source})
             self._change(copies={**program.copies, file: copy}, modules={**program.modules, name: file})
         except OSError as error:  # a full disk, no descriptor, or no name for a file: joiners read the original
             _log.warning("%s can't be kept with the job, or compared: %s", program.shown(file), error.strerror)

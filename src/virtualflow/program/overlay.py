@@ -47,7 +47,7 @@ class Overlay:
     def __init__(self, program: Program, snapshot: Path, reports: Reports) -> None:
         self.program = program
         self._reports = reports
-        self._copies = {original: str(snapshot / name) for original, name in program.copies.items()}
+        self._copies = {original: os.path.join(snapshot, name) for original, name in program.copies.items()}
         self._folders: dict[str, set[str]] = {}  # names in them that the snapshot has
         for original in self._copies:
             folder, name = os.path.split(original)
@@ -62,7 +62,7 @@ class Overlay:
         sys.path[: 0 if sys.flags.safe_path else 1] = [*first, *own]
         sys.path_hooks.insert(0, self._finder_in)
         for entry in list(sys.path_importer_cache):
-            if source.is_own(entry):
+            if source.was_own(entry):
                 del sys.path_importer_cache[entry]
         sys.meta_path.insert(sys.meta_path.index(PathFinder) + 1, _Installed(self))
         builtins.open = io.open = self._open()

@@ -102,8 +102,8 @@ def is_own(file: str) -> bool:
     return not any(part in real.split(os.sep) for part in _PACKAGES) and not _is_in(real, _system_folders())
 
 
-# A module that is loaded stays what it was, and there are thousands of them to look at for each Trainer.
-_was_own = lru_cache(maxsize=16384)(is_own)
+# What is loaded stays what it was, and each worker would look at thousands of files and folders.
+was_own = cache(is_own)
 
 
 def loaded() -> dict[str, str]:
@@ -113,7 +113,7 @@ def loaded() -> dict[str, str]:
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or name.split(".")[0] in ("virtualflow", "__mp_main__"):
             continue
-        if name == MAIN or (file.endswith(".py") and _was_own(file)):
+        if name == MAIN or (file.endswith(".py") and was_own(file)):
             modules[name] = os.path.abspath(file)
     return modules
 
