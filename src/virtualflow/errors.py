@@ -10,6 +10,7 @@ VirtualFlowError
 ├── CheckpointError         a checkpoint that cannot be written or read
 ├── CollectiveError         workers made different collective calls
 ├── ReplicaError            workers hold different models
+├── SentinelError           devices compute different things, and which one is right can't be told
 ├── StateLostError          no worker holds some part of the job's state any more
 ├── PeerLostError           another worker of the job was lost
 │   └── CoordinatorLostError    the coordinator was lost
@@ -82,6 +83,10 @@ class CheckpointError(VirtualFlowError):
 
 class CollectiveError(VirtualFlowError):
     """Workers made different collective calls."""
+
+
+class SentinelError(VirtualFlowError):
+    """Devices compute different things, and which one is right can't be told."""
 
 
 class StateLostError(VirtualFlowError):

@@ -16,6 +16,7 @@ import typer
 from virtualflow.cli.help import CHECKPOINTS, DEVICES
 from virtualflow.cli.options import moment_of, preload_of, seconds_of
 from virtualflow.cli.users import user_here
+from virtualflow.core.verdicts import rate_of
 
 CheckpointEvery = Annotated[
     int,
@@ -39,10 +40,19 @@ class JobOptions:
             metavar="MODULE,...|none",
         ),
     ] = None
+    sentinel: Annotated[
+        str | None,
+        typer.Option(
+            help="The part of each batch that a second device runs again, to catch one that computes wrongly: 1/16, "
+            "0.0625, or 1 for all of it. By default what the script says, or 0.",
+            metavar="RATE",
+        ),
+    ] = None
 
     def described(self) -> dict[str, Any]:
         """The description's fields."""
-        return asdict(self) | {"preload": preload_of(self.preload)}
+        rate = None if self.sentinel is None else float(rate_of(self.sentinel))
+        return asdict(self) | {"preload": preload_of(self.preload), "sentinel": rate}
 
 
 @dataclass(frozen=True, slots=True)

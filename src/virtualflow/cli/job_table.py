@@ -51,6 +51,7 @@ def job_table(jobs: Sequence[JobView], *, wide: bool = False, fold: bool = False
     rows = folded(jobs) if fold else jobs
     alone = [row for row in rows if isinstance(row, JobView)]
     reasons = [] if wide else [f"{job.name} ({job.id}): {job.reason}" for job in alone if job.reason]
+    reasons += [f"{job.name} ({job.id}): sentinel: {text}" for job in alone for text in job.corruption]
     deadlines = [
         f"{job.name} ({job.id}): its deadline, {moment(job.by)}, {job.deadline}"
         for job in jobs

@@ -25,6 +25,7 @@ class JobDescription:
     device_type: str = "auto"
     audit: bool = False
     checkpoint_every: int = 0  # steps; 0 for never
+    sentinel: float | None = None  # the part of each batch that is watched; None: as the script says
     from_checkpoint: str | None = None  # a file that the job goes on from, as long as it has none of its own
     owners: tuple[int, ...] | None = None  # the mapping given by hand: a device's index for each virtual node
     cells: tuple[tuple[int, ...], ...] | None = None  # the same for a model in stages: for each stage a row of devices

@@ -74,6 +74,7 @@ class JobView:
     owner: str = ""  # who has submitted it to a manager
     sweep: str = ""  # with which other jobs it was submitted
     parameters: dict[str, str] = field(default_factory=dict)  # of the sweep
+    corruption: list[str] = field(default_factory=list)  # that its sentinel has found, in words
     stages: int | None = None  # that its model is cut into; *mapping* has the nodes of which a device runs any stage
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.mapping import DeviceId, Mapping
 from virtualflow.core.profiled_grid import GridsByProfile
+from virtualflow.core.verdicts import SentinelVerdict
 
 
 class Work(Protocol):
@@ -141,6 +142,9 @@ class Membership(Protocol):
 
     def shrink(self, count: int) -> None:
         """Ask to go on with the first *count* devices: the others leave, and joining is closed."""
+
+    def report_verdict(self, step: int, verdict: SentinelVerdict) -> None:
+        """Report what a sentinel has found in *step*; a device that is drained leaves, and gets no worker again."""
 
     @property
     def must_stop(self) -> bool:

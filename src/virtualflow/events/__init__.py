@@ -17,6 +17,7 @@ from virtualflow.events.event_reader import (
     read_timed_events,
 )
 from virtualflow.events.event_types import (
+    CorruptionFound,
     EpochEnded,
     EpochStarted,
     Evaluated,
@@ -34,6 +35,7 @@ from virtualflow.events.step_total import StepTotal
 
 __all__ = [
     "STREAM",
+    "CorruptionFound",
     "EpochEnded",
     "EpochStarted",
     "Evaluated",

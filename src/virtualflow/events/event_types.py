@@ -106,8 +106,29 @@ class ReplicasAligned:
     ranks: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class CorruptionFound:
+    """A sentinel has found that a device computed, sent or kept something wrongly, before *step* was committed."""
+
+    step: int
+    device: str  # empty if it is not known
+    what: str  # "virtual node", "sums", "received sums" or "state"
+    action: str  # "drained", "set right" or "replayed"
+    node: int
+    text: str  # for people
+
+
 StreamEvent = (
-    RunStarted | EpochStarted | StepDone | EpochEnded | Evaluated | Saved | Loaded | Regrouped | ReplicasAligned
+    RunStarted
+    | EpochStarted
+    | StepDone
+    | EpochEnded
+    | Evaluated
+    | Saved
+    | Loaded
+    | Regrouped
+    | ReplicasAligned
+    | CorruptionFound
 )
 _TYPES: dict[str, type[Any]] = {
     "run started": RunStarted,
@@ -119,6 +140,7 @@ _TYPES: dict[str, type[Any]] = {
     "loaded": Loaded,
     "regrouped": Regrouped,
     "replicas aligned": ReplicasAligned,
+    "corruption found": CorruptionFound,
 }
 _NAMES = {event_type: name for name, event_type in _TYPES.items()}
 

@@ -41,6 +41,7 @@ from virtualflow.job.spec import CHANGED, EXIT, NO_MAPPING, Failure
 from virtualflow.job.starting import RETRY_SECONDS, Starting
 from virtualflow.job.status import JobStatus, status_of
 from virtualflow.job.tokens import parse_address
+from virtualflow.job.verdict_reports import VerdictReports
 from virtualflow.job.wire import BEATS, Wire
 from virtualflow.job.wire_messages import FromWorker, JobRequest
 from virtualflow.program.manifest import RunningProgram
@@ -78,6 +79,7 @@ class Coordinator:
         self._crew = Crew(backend, self)
         self._listener = Listener(self._crew.selector, self._on_request, self._admit)
         self._exchange = Exchange()
+        self.verdicts = VerdictReports()
         self._ending = Ending(lambda: checkpoints.is_damaged(folder, resume_from))
         self._began = math.inf
         self._script_seconds = math.inf  # from the job's start to its first Trainer
@@ -105,6 +107,7 @@ class Coordinator:
             self._starting,
             self._exchange,
             self._ending,
+            self.verdicts,
             self._handle,
             self._print,
         )
@@ -127,6 +130,8 @@ class Coordinator:
                 self._crew.cut_lines()
                 self._wait_for_workers(2 * self._job.patience_seconds)
                 raise
+            if self.verdicts.texts:
+                self._print(self.verdicts.note_at_the_end)
         return self._ending.outcome
 
     def _turn(self) -> None:
@@ -148,7 +153,12 @@ class Coordinator:
         """What ``vf status`` shows of the membership."""
         places = {device: self._crew.place_of(worker) for device, worker in self._crew.workers.items()}
         return status_of(
-            self.roster, self._ending, places, self._counts_before, overran_waves=self.balancing.overran_waves
+            self.roster,
+            self._ending,
+            self.verdicts,
+            places,
+            self._counts_before,
+            overran_waves=self.balancing.overran_waves,
         )
 
     def move(self, devices: Sequence[str]) -> None:
@@ -248,6 +258,8 @@ class Coordinator:
                     self._handle(better)
             case messages.ResourceUse(use):
                 self._uses.note(device, use)
+            case messages.VerdictReached():
+                self._note_verdict(message)
             case messages.ExchangeWorker():
                 if why_not := self._exchange.plan(message, self.roster, typed=self.balancing.typed):
                     self._print(why_not)
@@ -320,6 +332,14 @@ class Coordinator:
     def _end_if_changed(self, device: str, conflict: str | None) -> None:
         if conflict is not None:
             self._ending.fail(CHANGED, f"{conflict}Start the job again.\n", device)
+
+    def _note_verdict(self, found: messages.VerdictReached) -> None:
+        if not self.verdicts.note(found):
+            return
+        self._print(f"sentinel: step {found.step}: {found.text}")
+        if found.drained:
+            self._handle(on.DeviceWithdrawn(found.device))
+            self._crew.kill(found.device)
 
     def _is_lead(self, worker: Worker) -> bool:
         return worker.device == self.roster.generation.devices[0]

@@ -69,6 +69,7 @@ def view_of(folder: JobFolder, spec: JobSpec, status: JobStatus, watch: Watch, n
         resizes=status.resizes,
         failures=status.failures,
         reason=status.reason,
+        corruption=watch.corruption,
         submitted=started or status.launched or now,
         started=started,
         ended=watch.last_time if is_over else None,

@@ -13,6 +13,7 @@ from virtualflow.core.job_view import Progress
 from virtualflow.core.step_times import StepTimes
 from virtualflow.core.wording import counted
 from virtualflow.events import (
+    CorruptionFound,
     Evaluated,
     EventReader,
     Loaded,
@@ -60,6 +61,7 @@ class Watch:
     shapes: list[tuple[float, tuple[str, ...]]] = field(
         default_factory=list
     )  # the devices from a time on; none: stopped
+    corruption: list[str] = field(default_factory=list)  # that a sentinel has found, in words
     last_time: float | None = None  # of the newest event
     cells: Cells | None = None  # of a model in stages: who runs and holds what, since its last start or change
     copies: int = 1  # on how many devices each stage is to be kept
@@ -97,6 +99,9 @@ class Watch:
         elif isinstance(event, Loaded):
             self._recent.clear()
             self._note_text(time, event.step, f"went on from {Path(event.path).name}")
+        elif isinstance(event, CorruptionFound):
+            self.corruption.append(f"step {event.step}: {event.text}")
+            self._note_text(time, event.step, f"sentinel: {event.text}")
         elif isinstance(event, RunStarted):
             self._note_start(time, event)
 

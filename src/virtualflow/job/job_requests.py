@@ -11,6 +11,7 @@ from typing import assert_never
 from virtualflow.core import roster_events as on
 from virtualflow.core.devices import check_names
 from virtualflow.core.roster import Roster
+from virtualflow.core.wording import listed
 from virtualflow.errors import LaunchError, VirtualFlowError
 from virtualflow.job import exchange
 from virtualflow.job import wire_messages as messages
@@ -21,6 +22,7 @@ from virtualflow.job.folder import JobSpec
 from virtualflow.job.outcome import Ending, JobOutcome
 from virtualflow.job.spec import LATE
 from virtualflow.job.starting import Starting
+from virtualflow.job.verdict_reports import VerdictReports
 from virtualflow.job.wire_messages import JobRequest
 
 NOTICES = {signal.SIGINT: "\nstopping with a checkpoint; Ctrl-C again stops at once"}
@@ -40,6 +42,7 @@ class JobRequests:
         starting: Starting,
         exchange: Exchange,
         ending: Ending,
+        verdicts: VerdictReports,
         handle: Callable[[on.RosterEvent], None],
         show: Callable[[str], None],
     ) -> None:
@@ -50,6 +53,7 @@ class JobRequests:
         self._starting = starting
         self._exchange = exchange
         self._ending = ending
+        self._verdicts = verdicts
         self._handle = handle
         self._show = show
         self._signal_notice = ""  # the text for the user, once a signal has come
@@ -74,6 +78,11 @@ class JobRequests:
         """Go on with just these devices."""
         if self._ending.is_stopping:
             raise LaunchError("the job is being stopped")
+        if drained := [device for device in devices if device in self._verdicts.drained]:
+            raise LaunchError(
+                f"{listed('device', drained)} computed wrongly, and the sentinel has drained it: use other devices. "
+                "`vf status` says what was found"
+            )
         started_here = [device for device in devices if device not in self._roster.guests]
         check_names(started_here)
         self._backend.check(started_here)
@@ -89,7 +98,7 @@ class JobRequests:
         present = self._roster.generation.devices
         known = [device for device in self._job.devices if device not in present]
         more = [str(n) for n in range(4096) if str(n) not in (*present, *known)] if not self._balancing.typed else []
-        names = [*present, *known, *more]
+        names = [name for name in (*present, *known, *more) if name not in self._verdicts.drained]
         if count > len(names):
             raise LaunchError(f"the job was given {len(names)} devices, so it can't grow to {count}")
         self.move(names[:count])

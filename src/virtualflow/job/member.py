@@ -12,6 +12,7 @@ from virtualflow.core import faults
 from virtualflow.core.generation import Cause, Generation
 from virtualflow.core.mapping import Mapping, first_mapping, spread
 from virtualflow.core.membership import Change, Handover, JobContext
+from virtualflow.core.verdicts import SentinelVerdict
 from virtualflow.errors import CoordinatorLostError, PeerLostError
 from virtualflow.job import wire_messages as messages
 from virtualflow.job.coordinator_line import CoordinatorLine
@@ -151,6 +152,11 @@ class Member:
 
     def shrink(self, count: int) -> None:
         self._line.send(messages.ShrinkJob(count))
+
+    def report_verdict(self, step: int, verdict: SentinelVerdict) -> None:
+        if verdict.device != self.device:
+            drained = verdict.action == "drained"
+            self._line.send(messages.VerdictReached(step, verdict.device, drained, verdict.text))
 
     @property
     def must_stop(self) -> bool:

@@ -15,6 +15,7 @@ from virtualflow.core.mapping import Mapping
 from virtualflow.core.roster import Roster
 from virtualflow.job.backend import Place
 from virtualflow.job.outcome import Ending
+from virtualflow.job.verdict_reports import VerdictReports
 
 
 class WorkerStatus(Struct, frozen=True):
@@ -44,6 +45,8 @@ class JobStatus(Struct, frozen=True):
     overran_waves: int = 0
     asked: bool = False  # whether a verb has asked the job to stop
     preempted: tuple[str, ...] = ()  # devices whose workers got a preemption notice
+    drained: tuple[str, ...] = ()  # devices that a sentinel has caught
+    corruption: tuple[str, ...] = ()  # what it has found, in words
     lost: bool = False  # whether the job failed through no fault of its script
     reason: str = ""  # the last line of what went wrong
     launched: float = 0.0  # when, as long as no coordinator has written anything
@@ -63,6 +66,7 @@ class JobStatus(Struct, frozen=True):
 def status_of(
     roster: Roster,
     ending: Ending,
+    verdicts: VerdictReports,
     places: MappingType[str, Place],
     counts_before: MappingType[str, int],
     *,
@@ -90,6 +94,8 @@ def status_of(
         overran_waves=overran_waves + counts_before["overran_waves"],
         asked=ending.was_asked_for,
         preempted=tuple(sorted(ending.preempted)),
+        drained=tuple(verdicts.drained),
+        corruption=tuple(verdicts.texts),
         lost=ending.is_no_fault_of_the_script,
         reason=ending.reason,
     )

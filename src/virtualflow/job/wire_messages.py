@@ -155,6 +155,15 @@ class ResourceUse(Message, frozen=True):
     use: DeviceUse
 
 
+class VerdictReached(Message, frozen=True):
+    """A sentinel has found what a device computed, sent or kept wrongly; each worker but that one's says so."""
+
+    step: int
+    device: str  # empty if it is not known
+    drained: bool
+    text: str
+
+
 class ShrinkJob(Message, frozen=True):
     """The job itself wants to go on with its first devices alone."""
 
@@ -266,6 +275,7 @@ FromWorker = (
     | Leaving
     | StepTime
     | ResourceUse
+    | VerdictReached
     | ShrinkJob
     | ExchangeWorker
 )

@@ -64,6 +64,7 @@ def view_of(manager: Manager, record: Record, place: int | None, now: float) -> 
         run_seconds=round(run_seconds, 1),
         resizes=record.resizes,
         failures=record.failures,
+        corruption=watch.corruption if watch is not None else [],
         reason=reason(manager, record, place),
         submitted=record.submitted,
         started=record.started,

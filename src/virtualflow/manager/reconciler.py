@@ -99,6 +99,7 @@ class Reconciler:
             return
         status = self._fleet.status(job_id)
         self._lose_preempted(_preempted(status) - _preempted(before))
+        self._drain(_drained(status) - _drained(before))
         self._records.version += status != before or watch.step != step or self._fleet.use(job_id) != use
         if (holds := self._fleet.holds(job_id)) != held:
             self._records.note_devices(job_id, holds, self._clock())
@@ -117,6 +118,12 @@ class Reconciler:
         pauses, seen = self._fleet.watch(job_id).pauses_ms, self._pauses_seen.get(job_id, 0)
         self.pauses_ms += pauses[seen:]
         self._pauses_seen[job_id] = len(pauses)
+
+    def _drain(self, devices: Collection[str]) -> None:
+        """A sentinel has found that these devices compute wrongly: no job gets them until they are given back."""
+        if gone := tuple(sorted(set(self.driver.scheduler.placement.devices).intersection(devices))):
+            self._records.lose(gone)
+            self.driver.handle(DevicesLost(self._seconds(), gone))
 
     def _lose_preempted(self, devices: Collection[str]) -> None:
         """Workers were ended with a signal from outside, as a machine's owner does who needs the devices."""
@@ -250,6 +257,10 @@ def _stage_profile(record: Record) -> dict[str, Any] | None:
     except (VirtualFlowError, OSError) as error:
         _log.warning("the stage profiles of %s are of no use to job %s: %s", script, record.id, error)
         return None
+
+
+def _drained(status: JobStatus | None) -> set[str]:
+    return set(status.drained) if status is not None else set()
 
 
 def _preempted(status: JobStatus | None) -> set[str]:

@@ -117,3 +117,39 @@ void vf_finish_double(double *accumulator, int64_t n, double weight, double *tre
         }
     }
 }
+
+/* The checksum of `values` rounded to the grid of `constant`: each is a whole number of spacings (it is multiplied by `one`
+ * and `other`, whose product is 1 / spacing), times an odd weight that grows with its place, modulo 2**64. So the checksums
+ * of addends add up to that of their sum, and one bit, or the same bit of two values, can't change without changing it. */
+#define MAGIC_BITS UINT64_C(0x4338000000000000) /* of 0x1.8p52 */
+#define DEFINE_CHECKSUM(NAME, FLOAT)                                                                                \
+    uint64_t NAME(const FLOAT *restrict values, int64_t n, double constant, double one, double other)               \
+    {                                                                                                               \
+        volatile double opaque = constant;                                                                          \
+        const double C = opaque;                                                                                    \
+        uint64_t sum = 0, off_grid = 0;                                                                             \
+        for (int64_t i = 0; i < n; i++) {                                                                           \
+            const double units = (((double)values[i] + C) - C) * one * other;                                       \
+            /* As an integer, by bits: a conversion would not be vectorised on every processor, nor a branch. */    \
+            const double high = (units + 0x1.8p84) - 0x1.8p84, low = units - high;                                  \
+            const double high_bits = high * 0x1p-32 + 0x1.8p52, low_bits = low + 0x1.8p52;                          \
+            uint64_t upper, lower;                                                                                  \
+            memcpy(&upper, &high_bits, sizeof upper);                                                               \
+            memcpy(&lower, &low_bits, sizeof lower);                                                                \
+            off_grid += (uint64_t)(low_bits - 0x1.8p52 != low);                                                     \
+            sum += (((upper - MAGIC_BITS) << 32) + (lower - MAGIC_BITS)) * (uint64_t)(2 * i + 1);                   \
+        }                                                                                                           \
+        return sum + off_grid * UINT64_C(0x5bd1e9955bd1e995);                                                       \
+    }
+
+DEFINE_CHECKSUM(vf_checksum_float, float)
+DEFINE_CHECKSUM(vf_checksum_double, double)
+
+/* A digest of memory, four bytes at a time, with the same weights. */
+uint64_t vf_digest(const uint32_t *restrict words, int64_t n)
+{
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += (uint64_t)words[i] * (uint64_t)(2 * i + 1);
+    return sum;
+}

@@ -78,11 +78,19 @@ class Accumulator(ABC):
 
         ``peaks`` has the largest finite addend of each tensor, as the bits of a float64, and -1 where there is none.
         """
+        first, self._filled[index] = not self._filled[index], True
+        self._add(index, self.flat(index, value), constant, factor, first)
+
+    def flat(self, index: int, value: Tensor) -> Tensor:
+        """*value* as a vector, in the order in which the sums of that slot lie."""
         slot = self.slots[index]
         if value.stride() != slot.stride:
             value = torch.empty_strided(slot.shape, slot.stride, dtype=value.dtype, device=value.device).copy_(value)
-        first, self._filled[index] = not self._filled[index], True
-        self._add(index, value.as_strided((value.numel(),), (1,), value.storage_offset()), constant, factor, first)
+        return value.as_strided((value.numel(),), (1,), value.storage_offset())
+
+    def sums_of(self, index: int) -> Tensor:
+        """The sums of a slot that is complete, as a vector."""
+        return self.sums[self.slots[index].start : self.slots[index].end]
 
     def add_part(self, index: int, start: int, value: Tensor, constant: float, factor: float = 1.0) -> None:
         """The same for a part of it, a vector from element *start* on, where ``complete`` has made sums zero."""

@@ -16,6 +16,7 @@ from virtualflow.train.instruments import Engine
 from virtualflow.train.preparation import Settled
 from virtualflow.train.reduction import Reduction
 from virtualflow.train.samples import Samples
+from virtualflow.train.sentinel import Sentinel
 from virtualflow.train.settings import Settings
 from virtualflow.train.sharded.sharded_reduction import ShardedReduction
 from virtualflow.train.sharded.shards import Shards
@@ -139,6 +140,14 @@ def _step_runners(
             live.metric_names,
             live.shards,
             job.instruments.notes if job.instruments is not None else None,
+            _sentinel(live, reductions[phase.name], settled),
         )
         for phase, beside in zip(trained.phases.values(), undeclared, strict=True)
     }
+
+
+def _sentinel(live: Live, reduction: Reduction, settled: Settled) -> Sentinel | None:
+    """What watches the steps of one phase, if anything does."""
+    if not settled.watched or not isinstance(reduction, ExactReduction):
+        return None
+    return Sentinel(settled.watched, settled.seed, settled.virtual_nodes, live, reduction, settled.peers)

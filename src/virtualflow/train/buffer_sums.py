@@ -7,9 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from virtualflow.core import faults
 from virtualflow.core.membership import Group
 from virtualflow.errors import HiddenStateError, NonFiniteError
 from virtualflow.train.buffers import Buffers
+from virtualflow.train.checksums import SumChecksums
 from virtualflow.train.readback import Later, Readback
 from virtualflow.train.scalars import INFINITE_BITS
 from virtualflow.train.sums import Sums
@@ -27,7 +29,12 @@ class BufferSums:
         self._most: dict[int, Tensor] = {}
         self._odd: dict[int, Tensor] = {}  # whether such an extreme was NaN: a maximum over workers may lose that
         self._extreme: set[int] = set()  # running extremes that a virtual node has changed
+        self._checksums: SumChecksums | None = None
         self.adopt()
+
+    def watch(self, checksums: SumChecksums) -> None:
+        """Keep the checksums of all sums in *checksums*."""
+        self._checksums, self._sums.node_checksums = checksums, checksums.buffers
 
     def adopt(self) -> None:
         """The buffers may be another set than before."""
@@ -75,7 +82,14 @@ class BufferSums:
     def flush(self, group: Group) -> None:
         """Wait until all sums and extremes are those of all workers."""
         if self._sums.order:
-            group.sum(self._sums.complete(range(len(self._sums.order)))).wait()
+            every = range(len(self._sums.order))
+            sums = self._sums.complete(every)
+            if self._checksums is not None:
+                self._checksums.sent += self._sums.checksums(every)
+            group.sum(sums).wait()
+            faults.expose("received buckets", [sums])
+            if self._checksums is not None:
+                self._checksums.arrived += self._sums.checksums(every)
         for index, name in enumerate(self._names):
             if name in self._buffers.extremes:
                 # Which ones there are is the same on every worker; who has not touched one sends where it started.

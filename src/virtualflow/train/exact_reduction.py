@@ -10,6 +10,7 @@ from virtualflow.core import faults
 from virtualflow.core.membership import Group, Work
 from virtualflow.train.buckets import Buckets, cut
 from virtualflow.train.buffers import Buffers
+from virtualflow.train.checksums import SumChecksums
 from virtualflow.train.readback import Later, Readback
 from virtualflow.train.reduction import Measured, Reduction
 from virtualflow.train.sums import Sums
@@ -24,6 +25,13 @@ class ExactReduction(Reduction):
         self.gradient_sums = Sums(virtual_nodes, exact=True)
         self._buckets = Buckets([], self._launch)
         super().__init__(parameters, buffers, virtual_nodes)
+
+    def watch_sums(self) -> SumChecksums:
+        """From now on, keep the checksums of all sums."""
+        self.checksums = SumChecksums()
+        self.gradient_sums.node_checksums = self.checksums.gradients
+        self.buffer_sums.watch(self.checksums)
+        return self.checksums
 
     def begin(self, group: Group | None, waves: Sequence[int] = ()) -> None:
         super().begin(group, waves)
@@ -50,7 +58,11 @@ class ExactReduction(Reduction):
 
     def _launch(self, bucket: range) -> Work:
         assert self._group is not None
-        work = self._group.sum(self.gradient_sums.complete(bucket))
+        sums = self.gradient_sums.complete(bucket)
+        faults.expose("sums", [sums])
+        if self.checksums is not None:
+            self.checksums.sent += self.gradient_sums.checksums(bucket)
+        work = self._group.sum(sums)
         faults.reach("bucket")
         return work
 
@@ -64,6 +76,11 @@ class ExactReduction(Reduction):
 
     def _flush_gradients(self) -> None:
         self._buckets.flush()
+        every = range(len(self.gradient_sums.order))
+        if every:
+            faults.expose("received buckets", [self.gradient_sums.buffer])
+        if self.checksums is not None:
+            self.checksums.arrived += self.gradient_sums.checksums(every)
 
     def measure(self, readback: Readback) -> Later[Measured]:
         gradients, buffers = self.gradient_sums.peaks(readback), self.buffer_sums.peaks(readback)

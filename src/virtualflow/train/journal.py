@@ -13,7 +13,9 @@ from virtualflow.core.mapping import DeviceId
 from virtualflow.core.membership import Membership
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import EpochPlan, GlobalBatch
+from virtualflow.core.verdicts import SentinelVerdict
 from virtualflow.events import (
+    CorruptionFound,
     EpochEnded,
     EpochStarted,
     Evaluated,
@@ -161,6 +163,11 @@ class Journal:
 
     def replicas_aligned(self, global_step: int, ranks: list[int]) -> None:
         self._log.write(ReplicasAligned(global_step, [str(rank) for rank in ranks]))
+
+    def verdict_reached(self, global_step: int, verdict: SentinelVerdict) -> None:
+        self._log.write(
+            CorruptionFound(global_step, verdict.device, verdict.what, verdict.action, verdict.node, f"{verdict.text}.")
+        )
 
     def warn_once(self, text: str) -> None:
         """Warn the script, on the lead alone, of what it can change."""

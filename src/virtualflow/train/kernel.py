@@ -28,6 +28,11 @@ def load() -> ctypes.CDLL | None:
     for finish in (library.vf_finish_float, library.vf_finish_double):
         finish.argtypes = (pointer, integer, real, pointer, pointer)
         finish.restype = None
+    for checksum in (library.vf_checksum_float, library.vf_checksum_double):
+        checksum.argtypes = (pointer, integer, real, real, real)
+        checksum.restype = ctypes.c_uint64
+    library.vf_digest.argtypes = (pointer, integer)
+    library.vf_digest.restype = ctypes.c_uint64
     return library
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from virtualflow.core import faults
 from virtualflow.core.seeds import derive
 from virtualflow.train import accelerators
 from virtualflow.train.attempt import Attempt, NodeReport
-from virtualflow.train.audit import Audit
 from virtualflow.train.buffers import Buffers
 from virtualflow.train.data import Feed, Shard
 from virtualflow.train.loss import NodeLoss, check_rows, read_loss
@@ -32,6 +32,13 @@ from virtualflow.train.undeclared_state import UndeclaredState
 from virtualflow.train.untouched import Untouched
 
 
+class Observer(Protocol):
+    """Who looks at what virtual nodes compute: the audit, or a sentinel."""
+
+    def begin_node(self, reduction: Reduction, node: int) -> None:
+        """*node* runs next."""
+
+
 class NodeRunner:
     """Runs one virtual node of this worker after another, each from the same buffers and a seed of its own."""
 
@@ -43,7 +50,7 @@ class NodeRunner:
         settings: StepSettings,
         grad_scaler: torch.amp.GradScaler | None,
         peers: Peers,
-        audit: Audit | None,
+        observer: Observer | None,
         pace: Pace,
         undeclared: UndeclaredState,
         metric_names: MetricNames,
@@ -57,7 +64,7 @@ class NodeRunner:
         self._settings = settings
         self._scaler = grad_scaler
         self._peers = peers
-        self._audit = audit
+        self._observer = observer
         self._pace = pace
         self._undeclared = undeclared
         self._metric_names = metric_names
@@ -101,8 +108,8 @@ class NodeRunner:
         held, examples = accelerators.allocated_bytes(self._parts.device), len(attempt.batch.shards[node])
         self._buffers.restore()
         self._reduction.begin_node(last=before_sending is not None)
-        if self._audit is not None:
-            self._audit.begin_node(self._reduction, node)
+        if self._observer is not None:
+            self._observer.begin_node(self._reduction, node)
         try:
             shard, loss = self._forward(attempt, node, feed, noting)
             if before_sending is not None:

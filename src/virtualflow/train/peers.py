@@ -8,12 +8,13 @@ nobody has it, all try again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from virtualflow.core.mapping import DeviceId
 from virtualflow.core.membership import Group, Handover, Membership
 from virtualflow.errors import CollectiveError, ConfigError, CoordinatorLostError, PeerLostError
 from virtualflow.train.announcement import CALLS, Announcement
@@ -235,14 +236,16 @@ class Peers:
         raise_first((theirs["met"] for theirs in unpacked(packed)), met)
         return packed
 
-    def share(self, call: str, tensors: list[Tensor]) -> None:
-        """Give every worker the lead's *tensors*."""
+    def share(self, call: str, tensors: list[Tensor], holders: Sequence[DeviceId] = ()) -> None:
+        """Give every worker the lead's *tensors*, or those of the first of *holders* that is still there."""
 
         def attempt() -> Tensor:
             self.announce(call).check()
+            devices = self.membership.devices
+            source = next((devices.index(holder) for holder in holders if holder in devices), 0)
             if self.group is not None:
                 for tensor in tensors:
-                    self.group.broadcast(tensor.detach(), 0).wait()
+                    self.group.broadcast(tensor.detach(), source).wait()
                 self.group.settle()
                 # Whoever completes this knows that everyone holds them; the lead has its own from the start.
                 self.group.max(torch.zeros(1)).wait()

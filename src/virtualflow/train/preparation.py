@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from virtualflow.core.batch_schedule import BatchSchedule
 from virtualflow.core.membership import JobContext, Membership
 from virtualflow.core.seeds import derive
+from virtualflow.core.verdicts import rate_of
 from virtualflow.errors import ConfigError
 from virtualflow.train import accelerators, checkpoint, optimizer_state
 from virtualflow.train.early_results import Recorded
@@ -38,6 +40,7 @@ class Settled:
     seed: int
     device: torch.device
     pace: Pace
+    watched: Fraction = Fraction(0)  # the part of each batch that a sentinel watches
 
     @property
     def virtual_nodes(self) -> int:
@@ -61,7 +64,35 @@ def prepare(
     agreed = agreed_seed(peers, recorded, seed, arguments)
     if trained.staging is None:
         share_initial_model(peers, trained.model)
-    return Settled(peers, recorded, number, schedule, agreed, device, instruments.pace(device))
+    watched = watched_part(membership.job, trained, choices, instruments)
+    return Settled(peers, recorded, number, schedule, agreed, device, instruments.pace(device), watched)
+
+
+def watched_part(job: JobContext, trained: Trained, choices: StepChoices, instruments: Instruments) -> Fraction:
+    """Which part of each batch a sentinel watches: what the job says counts before what the script does.
+
+    Raises ConfigError if it could not keep its word.
+    """
+    said = job.description.sentinel
+    rate = rate_of(choices.sentinel if said is None else said)
+    if not rate or not instruments.keep_files:  # a step is replayed, and compared by whoever asked for that
+        return Fraction(0)
+    why_not = (
+        'with reduction="fast", no two devices have to give the same bits: use "exact"'
+        if not choices.is_exact
+        else "a model in stages has no device that could run a whole virtual node again"
+        if trained.staging is not None
+        else 'sharding="state" leaves no device that holds all sums, which it would compare'
+        if trained.shard_copies is not None
+        else "device types differ, and so do their roundings: use devices of one type"
+        if job.mixed
+        else "--audit runs every virtual node twice already, to find hidden state: use one of them at a time"
+        if job.description.audit
+        else ""
+    )
+    if why_not:
+        raise ConfigError(f"a sentinel can't watch this job: {why_not}; or leave out the sentinel.")
+    return rate
 
 
 def batch_schedule(

@@ -23,6 +23,7 @@ from virtualflow.errors import ConfigError, LossError
 from virtualflow.train.allocator import keep_freed_memory
 from virtualflow.train.buffer_sums import BufferSums
 from virtualflow.train.buffers import Buffers
+from virtualflow.train.checksums import SumChecksums
 from virtualflow.train.readback import Later, Readback
 from virtualflow.train.scalars import INFINITE_BITS
 
@@ -55,6 +56,7 @@ class Reduction(ABC):
         self.witness: Witness | None = None  # sees every gradient and buffer change of every virtual node
         self.finds_not_finite = True  # whether peaks must show gradients that are not finite
         self.parameters: list[nn.Parameter] = []
+        self.checksums: SumChecksums | None = None
         self._buffers = buffers
         self._group: Group | None = None
         self.buffer_sums = BufferSums(buffers, virtual_nodes, exact=not self.normalises)
@@ -113,6 +115,8 @@ class Reduction(ABC):
     def begin(self, group: Group | None, waves: Sequence[int] = ()) -> None:
         """Forget the last attempt; sums will be those of all workers of *group*; rank r runs ``waves[r]`` nodes."""
         self._group = group
+        if self.checksums is not None:
+            self.checksums.begin()
         self.forget()
         self.buffer_sums.begin()
         self._sending = False
@@ -222,6 +226,7 @@ class Reduction(ABC):
             )
         self._arrived.add(index)
         faults.reach("backward")
+        faults.expose("gradients", [gradient])
         if self.witness is not None:
             self.witness(self.names[index], gradient)
         self._take(index, gradient)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from virtualflow.core.membership import Group
 
-_ABSENT = -(2**63)
+ABSENT = -(2**63)
 _FIELDS = 8
 INFINITE_BITS = 0x7FF0_0000_0000_0000  # of the float64 that is infinite; NaNs are above
 
@@ -42,6 +42,7 @@ class StepScalars:
     nodes: dict[int, NodeScalars]
     peaks: list[int]  # bits of a float64; -1 where no virtual node produced anything
     failed: bool  # whether a worker has met an error, so that the rest says nothing
+    witnessed: tuple[int, ...] = ()  # what a sentinel has packed
 
     @property
     def total(self) -> float:
@@ -58,33 +59,35 @@ def reduce_scalars(
     virtual_nodes: int,
     names: Sequence[str],
     group: Group | None,
+    witnessed: Sequence[int] = (),
 ) -> Tensor:
     """Combine what the workers' virtual nodes report, metrics under *names* included, packed for ``read_scalars``.
 
-    *mine* is None on a worker that has met an error.
+    *mine* is None on a worker that has met an error. Of what a sentinel has *witnessed*, each number has one writer.
     """
     width = _FIELDS + 2 * len(names)
-    slots = [_ABSENT] * (width * virtual_nodes)
+    slots = [ABSENT] * (width * virtual_nodes)
     for node, scalars in (mine or {}).items():
-        slots[width * node : width * (node + 1)] = [*_encode(scalars), *_encode_metrics(scalars, names)]
-    return _reduced([*slots, *peaks, int(mine is None)], group)
+        slots[width * node : width * (node + 1)] = [*encoded(scalars), *_encode_metrics(scalars, names)]
+    return _reduced([*slots, *peaks, *witnessed, int(mine is None)], group)
 
 
-def read_scalars(packed: Tensor, virtual_nodes: int, names: Sequence[str]) -> StepScalars:
-    """What ``reduce_scalars`` has packed."""
+def read_scalars(packed: Tensor, virtual_nodes: int, names: Sequence[str], witnessed: int = 0) -> StepScalars:
+    """What ``reduce_scalars`` has packed, with this number of *witnessed* ones."""
     numbers = packed.tolist()
     width = _FIELDS + 2 * len(names)
     nodes = {
         node: _decode(numbers[width * node : width * (node + 1)], names)
         for node in range(virtual_nodes)
-        if numbers[width * node + 2] != _ABSENT
+        if numbers[width * node + 2] != ABSENT
     }
-    return StepScalars(nodes, numbers[width * virtual_nodes : -1], bool(numbers[-1]))
+    end = len(numbers) - 1 - witnessed
+    return StepScalars(nodes, numbers[width * virtual_nodes : end], bool(numbers[-1]), tuple(numbers[end:-1]))
 
 
 def reduce_pairs(mine: dict[int, tuple[float, float]], count: int, group: Group | None) -> Tensor:
     """Pairs of numbers, of which each worker has some, packed for ``read_pairs``."""
-    slots = [_ABSENT] * (2 * count)
+    slots = [ABSENT] * (2 * count)
     for index, (one, other) in mine.items():
         slots[2 * index : 2 * index + 2] = float_bits(one), float_bits(other)
     return _reduced(slots, group)
@@ -103,7 +106,8 @@ def _reduced(slots: list[int], group: Group | None) -> Tensor:
     return packed
 
 
-def _encode(scalars: NodeScalars) -> list[int]:
+def encoded(scalars: NodeScalars) -> list[int]:
+    """The numbers that every virtual node reports, as they travel."""
     return [
         float_bits(scalars.total),
         float_bits(scalars.weight),
@@ -119,7 +123,7 @@ def _encode(scalars: NodeScalars) -> list[int]:
 def _encode_metrics(scalars: NodeScalars, names: Sequence[str]) -> Iterator[int]:
     for name in names:
         numbers = scalars.metrics.get(name)
-        yield from (_ABSENT, _ABSENT) if numbers is None else map(float_bits, numbers)
+        yield from (ABSENT, ABSENT) if numbers is None else map(float_bits, numbers)
 
 
 def _decode(fields: list[int], names: Sequence[str]) -> NodeScalars:
@@ -135,7 +139,7 @@ def _decode(fields: list[int], names: Sequence[str]) -> NodeScalars:
         bool(is_mean),
         bool(born),
         bool(unnamed),
-        {name: (bits_float(one), bits_float(other)) for name, one, other in pairs if other != _ABSENT},
+        {name: (bits_float(one), bits_float(other)) for name, one, other in pairs if other != ABSENT},
     )
 
 

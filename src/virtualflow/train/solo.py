@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from virtualflow.core.mapping import DeviceId, Mapping, spread
 from virtualflow.core.membership import Change, Handover, JobContext, Membership
+from virtualflow.core.verdicts import SentinelVerdict
 from virtualflow.system.home import home, new_job_id
 
 
@@ -56,6 +57,9 @@ class Solo:
 
     def shrink(self, count: int) -> None:
         raise NotImplementedError("nobody can leave a plain script")
+
+    def report_verdict(self, step: int, verdict: SentinelVerdict) -> None:
+        raise NotImplementedError("a plain script has one device, and a sentinel compares two")
 
     def stop(self) -> NoReturn:
         raise NotImplementedError("nobody stops a plain script this way")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from virtualflow.core import faults
 from virtualflow.core.seeds import derive
 from virtualflow.core.sharding import GlobalBatch
+from virtualflow.core.verdicts import SentinelVerdict
 from virtualflow.errors import CollectiveError, HiddenStateError, PeerLostError
 from virtualflow.train.attempt import Attempt, NodeReport
 from virtualflow.train.audit import Audit
@@ -27,10 +28,11 @@ from virtualflow.train.reduction import Reduction, SumsLost
 from virtualflow.train.replay import Replays
 from virtualflow.train.scalars import NodeScalars, StepScalars, read_scalars, reduce_scalars
 from virtualflow.train.seeding import check_settings, reseed
+from virtualflow.train.sentinel import Sentinel
 from virtualflow.train.sharded.sharded_update import ShardedUpdate
 from virtualflow.train.sharded.shards import Shards
 from virtualflow.train.shared_errors import LocalError
-from virtualflow.train.state import Optimizers, Parts, named_parameters
+from virtualflow.train.state import Optimizers, Parts, named_parameters, tensors_in
 from virtualflow.train.step_checks import StepChecks
 from virtualflow.train.step_metrics import MetricNames
 from virtualflow.train.step_settings import StepSettings
@@ -53,6 +55,7 @@ class StepResult:
     accumulator: str | None
     metrics: dict[str, float] = field(default_factory=dict)
     phase: str = ""
+    verdicts: tuple[SentinelVerdict, ...] = ()  # of a sentinel
 
 
 class StepRunner:
@@ -73,6 +76,7 @@ class StepRunner:
         metric_names: MetricNames,
         shards: Shards | None = None,
         notes: NodeNotes | None = None,
+        sentinel: Sentinel | None = None,
     ) -> None:
         self._parts = parts
         self._model = parts.model
@@ -82,6 +86,7 @@ class StepRunner:
         self._settings = settings
         self._peers = peers
         self._audit = audit
+        self._sentinel = sentinel
         self._pace = pace
         self._undeclared = undeclared
         self._metric_names = metric_names
@@ -97,7 +102,7 @@ class StepRunner:
             settings,
             grad_scaler,
             peers,
-            audit,
+            audit or sentinel,
             pace,
             undeclared,
             metric_names,
@@ -136,6 +141,8 @@ class StepRunner:
         if self._steps == 1:  # later ones are found at the ends of epochs
             self._undeclared.check("it has changed since the first step")
         self._pace.begin_step()
+        if self._sentinel is not None:
+            self._sentinel.begin_step(global_step)
         try:
             attempt, scalars, norm = self._finished(batch, global_step, feed)
         except Exception:
@@ -173,14 +180,21 @@ class StepRunner:
     def _attempts(self, batch: GlobalBatch, global_step: int, feed: Feed, first: int) -> tuple[Attempt, StepScalars]:
         """Try until the sums are right, from the attempt of number *first* on; they are then those of all workers."""
         self._replays.forget()
-        for number in range(first, MAX_ATTEMPTS):
+        number, last = first, MAX_ATTEMPTS
+        while number < last:
             attempt = Attempt(batch, global_step, number)
+            number += 1
             packed = self._peers.agree(lambda: self._attempt(attempt, feed))  # noqa: B023  (called at once)
             faults.reach("after the scalars")
-            scalars = read_scalars(packed, self._settings.virtual_nodes, self._names)
+            watched = self._sentinel.count if self._sentinel is not None else 0
+            scalars = read_scalars(packed, self._settings.virtual_nodes, self._names, watched)
             if scalars.failed:
                 self._peers.raise_met("step", global_step, self._met)
                 continue  # the worker that has met it was lost meanwhile: others run its virtual nodes
+            if self._sentinel is not None and self._sentinel.objects(scalars.witnessed):
+                self._replays.forget()  # what a broken device has computed is no sign of hidden state
+                last += 1
+                continue
             self._replays.compare(global_step, scalars, self._undeclared.set_anew)
             unnamed = any(report.unnamed for report in scalars.nodes.values())
             if unnamed:
@@ -215,6 +229,7 @@ class StepRunner:
 
     def _attempt(self, attempt: Attempt, feed: Feed) -> Tensor:
         batch = attempt.batch
+        faults.expose("parameters", list(self._parameters.values()))
         self.abandon()  # the last attempt may have ended in the middle of a virtual node
         if self._shards is not None:
             self._shards.settle()
@@ -228,7 +243,9 @@ class StepRunner:
         busy = [node for node in self._peers.nodes(self._settings.virtual_nodes) if len(batch.shards[node])]
         self._met = None
         if self._audit is not None:
-            self._note_errors(attempt, self._settings.virtual_nodes, lambda: self._rehearse(attempt, feed))
+            self._note_errors(attempt, self._settings.virtual_nodes, lambda: self._rehearse_for_audit(attempt, feed))
+        elif self._sentinel is not None and (again := self._sentinel.begin(attempt)):
+            self._note_errors(attempt, self._settings.virtual_nodes, lambda: self._run_again(attempt, feed, again))
         self._reduction.begin(self._peers.group, self._waves(batch))
         readback, reports = Readback(), list[NodeReport]()
 
@@ -293,6 +310,7 @@ class StepRunner:
             self._settings.virtual_nodes,
             self._names,
             self._peers.group,
+            self._sentinel.witnessed(mine if self._met is None else None) if self._sentinel is not None else (),
         )
 
     def _waves(self, batch: GlobalBatch) -> list[int]:
@@ -301,20 +319,31 @@ class StepRunner:
         mapping = membership.mapping(self._settings.virtual_nodes)
         return [sum(len(batch.shards[n]) > 0 for n in mapping.nodes_of(device)) for device in membership.devices]
 
-    def _rehearse(self, attempt: Attempt, feed: Feed) -> None:
+    def _rehearse_for_audit(self, attempt: Attempt, feed: Feed) -> None:
         """Run the next worker's virtual nodes in the opposite order, for the audit to compare."""
         assert self._audit is not None
         membership = self._peers.membership
         following = membership.devices[(membership.devices.index(membership.device) + 1) % len(membership.devices)]
         nodes = membership.mapping(self._settings.virtual_nodes).nodes_of(following)
-        self._reduction.begin(self._peers.group, self._waves(attempt.batch))
         self._audit.rehearsal()
-        for node in reversed(nodes):
-            if len(attempt.batch.shards[node]):
-                self._nodes.run(attempt, node, feed, Readback(), None)
+        self._rehearse(attempt, feed, [node for node in reversed(nodes) if len(attempt.batch.shards[node])], Readback())
+        self._audit.performance()
+
+    def _run_again(self, attempt: Attempt, feed: Feed, nodes: list[int]) -> None:
+        """Run virtual nodes of other workers, for the sentinel to compare."""
+        assert self._sentinel is not None
+        readback = Readback()
+        reports = self._rehearse(attempt, feed, nodes, readback)
+        readback.read()
+        self._sentinel.note_again({report.node: report.scalars(0) for report in reports})
+
+    def _rehearse(self, attempt: Attempt, feed: Feed, nodes: list[int], readback: Readback) -> list[NodeReport]:
+        """Run *nodes*, which are other workers', without counting them."""
+        self._reduction.begin(self._peers.group, self._waves(attempt.batch))
+        reports = [self._nodes.run(attempt, node, feed, readback, None) for node in nodes]
         self.abandon()
         self._buffers.born = {}
-        self._audit.performance()
+        return reports
 
     def _finish(self, attempt: Attempt, scalars: StepScalars) -> float | None:
         """Set gradients and buffers to those of the step; return the gradient's norm if it came for free."""
@@ -335,6 +364,7 @@ class StepRunner:
         seed = self._settings.seed
         reseed(derive(seed, "update", attempt.global_step))  # some optimizers draw noise
         faults.reach("optimizer")
+        faults.expose("optimizer state", [*tensors_in([dict(o.state) for o in self._optimizers])])
         self._pace.begin()
         if update:
             norm = self._update.make(norm, attempt.global_step)
@@ -344,4 +374,5 @@ class StepRunner:
         metrics = self._metric_names.combined(node.metrics for node in scalars.nodes.values())
         loss = scalars.total / scalars.weight
         phase = self._settings.phase
-        return StepResult(loss, norm, ids, attempt.number + 1, attempt.accumulator, metrics, phase)
+        verdicts = tuple(self._sentinel.verdicts) if self._sentinel is not None else ()
+        return StepResult(loss, norm, ids, attempt.number + 1, attempt.accumulator, metrics, phase, verdicts)

@@ -42,6 +42,8 @@ class StepCalls:
         finally:
             reseed(derive(self._seed, "after", batch.epoch, batch.step))
         seconds = time.perf_counter() - started
+        for verdict in result.verdicts:
+            journal.verdict_reached(step, verdict)
         chain = journal.step_done(loop.position, batch, result, seconds)
         loop.complete_step(batch.step, chain)
         pace = engine.pace

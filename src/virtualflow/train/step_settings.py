@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from virtualflow.core.verdicts import rate_of
 from virtualflow.errors import ConfigError
 from virtualflow.train.phases import LossFn
 
@@ -22,8 +23,10 @@ class StepChoices:
     grad_scaler: torch.amp.GradScaler | None = None
     on_gradients: Callable[[nn.Module], None] | None = None  # just before the update
     backward: Callable[[Tensor], None] = Tensor.backward
+    sentinel: str | float = 0  # the part of each batch that a sentinel watches, if the job does not say it
 
     def __post_init__(self) -> None:
+        rate_of(self.sentinel)
         if self.reduction not in ("exact", "fast"):
             raise ConfigError(f"reduction={self.reduction!r}, expected 'exact' (the same bits anywhere) or 'fast'")
         if self.on_nan not in ("raise", "continue"):

@@ -15,7 +15,9 @@ from torch import Tensor
 from virtualflow.core import grid
 from virtualflow.core.grid import Grid
 from virtualflow.errors import NonFiniteError
+from virtualflow.train import checksums
 from virtualflow.train.accumulate import PLAIN, accumulator
+from virtualflow.train.checksums import NodeChecksums, Number
 from virtualflow.train.readback import Later, Readback
 from virtualflow.train.scalars import peak_value
 from virtualflow.train.square_tree import scaled_norm
@@ -37,6 +39,7 @@ class Sums:
     def __init__(self, virtual_nodes: int, *, exact: bool) -> None:
         self._virtual_nodes = virtual_nodes
         self._exact = exact
+        self.node_checksums: NodeChecksums | None = None  # if a sentinel compares them
         self._names: list[str] = []
         self._tensors: list[Tensor] = []
         self._grids: dict[str, Grid] = {}
@@ -75,6 +78,8 @@ class Sums:
         """Forget all sums; return whether other tensors may take part than last time."""
         self._unlisted.clear()
         self._unlisted_odd.clear()
+        if self.node_checksums is not None:
+            self.node_checksums.begin()
         changed, self._changed = self._changed, False
         if changed:
             listed = [index for index, name in enumerate(self._names) if name in self._grids]
@@ -92,6 +97,8 @@ class Sums:
         """What is added from now on is another virtual node's."""
         self._accumulator.begin_node()
         self._unlisted_odd.append(None)
+        if self.node_checksums is not None:
+            self.node_checksums.begin_node()
 
     def add(self, index: int, value: Tensor, factor: float = 1.0) -> None:
         """Add what a virtual node produced for tensor *index*, times *factor*."""
@@ -100,7 +107,13 @@ class Sums:
             self._measure(index, value, factor)
             return
         constant = self._grids[self._names[index]].constant if self._exact else PLAIN
-        self._accumulator.add(slot, value.to(self._accumulator.sums.device), constant, factor)
+        value = value.to(self._accumulator.sums.device)
+        self._accumulator.add(slot, value, constant, factor)
+        if self.node_checksums is not None:
+            name = self._names[index]
+            flat = self._accumulator.flat(slot, value)
+            number = checksums.of_addend(flat, constant, self._grids[name].exponent, factor)
+            self.node_checksums.add(checksums.weight(name), number)
 
     def _measure(self, index: int, value: Tensor, factor: float) -> None:
         """The step will be replayed with this tensor taking part."""
@@ -114,6 +127,14 @@ class Sums:
     def complete(self, slots: range) -> Tensor:
         """The part of the buffer that holds *slots*, ready to be all-reduced."""
         return self._accumulator.complete(slots)
+
+    def checksums(self, slots: range) -> list[tuple[int, Number]]:
+        """Of the sums in *slots*, which are complete: before the all-reduce of this worker's, after it of all."""
+        names = [self._names[self._order[slot]] for slot in slots]
+        return [
+            (checksums.weight(name), checksums.of_sums(self._accumulator.sums_of(slot), self._grids[name].exponent))
+            for slot, name in zip(slots, names, strict=True)
+        ]
 
     def peaks(self, readback: Readback) -> Later[list[int]]:
         """For each tensor the bits of its largest addend on this worker, or -1."""

@@ -56,6 +56,8 @@ class Trainer:
     weights that are another stage's, *copies* says on how many devices each stage is kept, *pipeline* is "1f1b" or
     "gpipe", and with *recompute* activations are computed twice instead of kept.
 
+    *sentinel* is the part of each batch that a second device runs again, to catch one that lies: "1/16", 0.0625.
+
     ``sharding="state"`` divides the optimizer's state and the sums among the devices, with *copies* of each part.
 
     Everything that the result depends on is an argument here; on how
@@ -90,12 +92,13 @@ class Trainer:
         loader_workers: int | None = None,
         on_step: Callable[[Trainer, StepLoss], object] | Sequence[Callable[[Trainer, StepLoss], object]] = (),
         loggers: Sequence[Tool] = (),
+        sentinel: str | float = 0,
     ) -> None:
         self._membership = membership = solo.current()
         instruments: Instruments = membership.job.instruments or Instruments()
         schedule = preparation.batch_schedule(membership.job, batch_size, virtual_nodes, instruments)
         membership.mapping(len(schedule.at(0)))  # refuses too many devices before anything else is done
-        choices = StepChoices(reduction, on_nan, clip_grad_norm, grad_scaler, on_gradients, backward)
+        choices = StepChoices(reduction, on_nan, clip_grad_norm, grad_scaler, on_gradients, backward, sentinel)
         checks.check_loader_workers(loader_workers)
         spread = Spread(stages, tied, pipeline, recompute, sharding, copies)
         trained = Trained.of(model, optimizer, loss_fn, state, spread, choices, membership.job)

@@ -21,7 +21,7 @@ import { ENDED, pill, ticking } from "./jobs.js";
 
 const SERIES_EVERY_MS = 1500;
 const LOGS_EVERY_MS = 1500;
-const WIDE = ["Devices", "Step", "Deadline"];
+const WIDE = ["Devices", "Step", "Deadline", "Sentinel"];
 const COLOUR_CODES = /\x1b\[[0-9;?]*[A-Za-z]/g;
 const LONGEST_LOG = 400000; // characters that are kept
 
@@ -100,6 +100,7 @@ export class Detail {
       ["Left", duration(left), !report],
       ["Resizes", count(job.resizes), true],
       ["Failures", count(job.failures), !report],
+      ["Sentinel", (job.corruption ?? []).join(" · "), Boolean(job.corruption?.length)],
       ["Submitted", at(job.submitted), report],
       [job.ended == null ? "Started" : "Ended", at(job.ended ?? job.started), true],
     ];

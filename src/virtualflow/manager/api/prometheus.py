@@ -63,6 +63,13 @@ class _Present(Collector):
         for labels, count in sorted(Counter((device["type"], _use(device)) for device in state["devices"]).items()):
             devices.add_metric(labels, count)
         yield devices
+        corruption = GaugeMetricFamily(
+            "vf_job_corruption", "Corrupted data that a job's sentinel has found.", labels=LABELS
+        )
+        for job in state["jobs"]:
+            if job["corruption"]:
+                corruption.add_metric([job["id"], job["name"]], len(job["corruption"]))
+        yield corruption
         yield from self._running([job for job in state["jobs"] if job["examples_per_second"] is not None])
 
     def _running(self, jobs: list[View]) -> Iterator[Metric]:
