@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from virtualflow.cli.app import PANELS, app
+from virtualflow.cli.commands import ALL, PANELS, app_of
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 HEAD = """# Commands
@@ -22,12 +22,11 @@ VirtualFlow reports; 3 from `vf run` for a script that trained on several device
 
 
 def page() -> str:
-    root: Any = typer.main.get_command(app)
+    root: Any = typer.main.get_command(app_of(ALL))
     parts = [HEAD]
     for panel, commands in PANELS.items():
         parts.append(f"## {panel}\n")
-        for command in commands:
-            name = command[0] if isinstance(command, tuple) else command.__name__
+        for name in commands:
             parts += _described(root.commands[name], f"vf {name}")
     return "\n".join(parts).rstrip() + "\n"
 

@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from virtualflow.cli.app import app
 from virtualflow.cli.defaults import read_defaults
+from virtualflow.cli.main import app
 from virtualflow.errors import ConfigError
 
 EXPLAIN = ("explain", "--batch-size", "8", "--json")

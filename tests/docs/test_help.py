@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-import typer
 
 from virtualflow import __version__
-from virtualflow.cli.app import PANELS, app
+from virtualflow.cli.commands import ALL, PANELS, needed
 
 
 def vf(*arguments: str, **environment: str) -> str:
@@ -21,9 +21,18 @@ def vf(*arguments: str, **environment: str) -> str:
     return process.stdout
 
 
-def test_every_command_is_in_a_panel() -> None:
-    named = {c[0] if isinstance(c, tuple) else c.__name__ for commands in PANELS.values() for c in commands}
-    assert named == typer.main.get_command(app).commands.keys()  # type: ignore[attr-defined]
+def test_a_command_line_loads_the_command_that_it_names_and_help_all_of_them() -> None:
+    assert needed(["status", "job", "--json"]) == ["status"]
+    assert needed([]) == needed(["--help"]) == needed(["statsu"]) == ALL
+    program = "import sys; sys.argv = ['vf', 'port', '--help']\nfrom virtualflow.cli.main import main\ntry: main()\n"
+    program += "except SystemExit: sys.exit('virtualflow.cli.port' not in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=100, check=False).returncode == 0
+
+
+def test_defaults_in_a_file_are_those_of_any_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vf.toml").write_text("[run]\ndevices = 2\n")
+    assert needed(["status"]) == ALL
 
 
 def test_help_shows_the_panels_in_the_order_in_which_a_job_meets_them() -> None:

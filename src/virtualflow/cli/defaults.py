@@ -14,6 +14,7 @@ What the command line says counts first, then this folder's file, then the one i
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,14 @@ FILE = "vf.toml"
 def read_defaults(commands: TyperGroup) -> dict[str, Any]:
     """The defaults for *commands*, as typer takes them. Raises ConfigError if a file names something else."""
     merged: dict[str, Any] = {}
-    for file in (home() / FILE, Path(FILE)):
-        if file.is_file():
-            _merge(merged, _checked(commands, _parsed(file), file, ""))
+    for file in default_files():
+        _merge(merged, _checked(commands, _parsed(file), file, ""))
     return merged
+
+
+def default_files() -> list[Path]:
+    """Those that there are; the later one counts."""
+    return [file for file in (home() / FILE, Path(FILE)) if os.path.isfile(file)]
 
 
 def _parsed(file: Path) -> dict[str, Any]:
