@@ -50,6 +50,7 @@ else
 	$(BIN)/python -m tests.chaos --accelerator $(CHAOS) --seed $(or $(SEED),1)
 	VF_ALL_ON_CUDA=1 $(BIN)/pytest -n 2 tests/chaos tests/equivalence -k gpu --timeout 600
 	VF_ALL_GRIDS=1 VF_ALL_ON_CUDA=1 $(BIN)/pytest -n 2 --dist loadfile tests/stages --timeout 900
+	VF_ALL_GRIDS=1 $(BIN)/pytest -n 2 --dist loadfile tests/equivalence/test_sharded.py tests/chaos/test_sharded_points.py --timeout 600
 	$(BIN)/python -m tests.chaos --kind sharded $(CHAOS) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.chaos --kind fast $(CHAOS) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.chaos --kind stages $(CHAOS) --seed $(or $(SEED),1)

@@ -32,7 +32,7 @@ def struck(folder: Path) -> int:
     return len(list((folder / "ids").glob("struck-*")))
 
 
-@pytest.mark.on_cuda_too
+@pytest.mark.on_cuda_too(some=["0"])
 @pytest.mark.parametrize("device", ["0", "3"])
 @pytest.mark.parametrize("point", IN_THE_STEP)
 def test_a_worker_killed_in_a_step(
@@ -50,7 +50,7 @@ def test_two_killed_at_once(backend: LocalBackend, tmp_path: Path, calm: Finishe
     assert_undisturbed(finished, calm)
 
 
-@pytest.mark.on_cuda_too
+@pytest.mark.on_cuda_too(some=["1"])
 @pytest.mark.parametrize("device", ["1", "4"])
 @pytest.mark.parametrize("point", ["form group", "compare connections"])
 def test_another_one_killed_while_the_others_regroup(
@@ -98,7 +98,7 @@ def test_a_save_whose_writer_dies_is_finished_by_the_next_lead(
     assert path.exists()
 
 
-@pytest.mark.on_cuda_too
+@pytest.mark.on_cuda_too(some=["receive state"])
 @pytest.mark.parametrize(("device", "point"), [("0", "send state"), ("5", "receive state"), ("5", "joining")])
 def test_a_worker_killed_while_the_state_moves(
     backend: LocalBackend, tmp_path: Path, calm: Finished, device: str, point: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from virtualflow.train.part_files import BLOCKS, with_paths
 from virtualflow.train.sharded.saved_blocks import SavedBlocks
 from virtualflow.train.state import described, flattened
 
+EVERYTHING = "VF_ALL_GRIDS" in os.environ  # as in make chaos
 JOB = Path(__file__).with_name("sharded_job.py")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.05, "momentum": 0.9, "nesterov": True},
@@ -35,6 +37,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adafactor": {"lr": 0.01},
     "Muon": {"lr": 0.01},
 }
+ON_ANY_NUMBER = {"SGD", "AdamW", "Muon"}  # cut, cut at fixed places as it is fused, and never cut
 
 
 def run(run_job: Launcher, devices: int = 1, **case: Any) -> Finished:
@@ -53,8 +56,9 @@ def assert_same_bits(one: Finished, other: Finished) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bits_do_not_depend_on_where_the_state_lies(run_job: Launcher, name: str) -> None:
     case = {"optimizer": name, "settings": OPTIMIZERS[name], "clip_grad_norm": 0.5}
-    plain = run(run_job, 2, **case, sharding="none")
-    for devices in (1, 2, 3, 4):
+    plain = run(run_job, 1, **case, sharding="none")
+    # On three, tensors are cut, and no device holds everything.
+    for devices in (1, 2, 3, 4) if EVERYTHING or name in ON_ANY_NUMBER else (3,):
         assert_same_bits(plain, run(run_job, devices, **case))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,13 @@ SHAPES = [(3, 1), (1, 4), (4, 2)]  # a pipeline of three, and so on
 def calm(run_on_cpus: Launcher) -> dict[str, Finished]:
     models = MODELS if EVERYTHING else ["gpt", "resnet"]
     return {model: run(run_on_cpus, model=model, **CASE) for model in models}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LocalBackend]:
+    """One that has imported what each worker with a Llama needs."""
+    with LocalBackend(preload=["transformers.LlamaForCausalLM"]) as own:
+        yield own
 
 
 def struck(finished: Finished) -> int:
@@ -100,14 +108,15 @@ RESHAPED = {
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_job_changes_from_a_grid_given_by_hand_to_pipelines_and_back(
-    cpus: LocalBackend, run_on_cpus: Launcher, tmp_path: Path, model: str
+    cpus: LocalBackend, request: pytest.FixtureRequest, tmp_path: Path, model: str
 ) -> None:
-    """On any other number of devices a job has the usual grid: a pipeline of so many."""
+    """On any other number of devices a job has the usual grid: a pipeline of as many devices."""
+    backend = request.getfixturevalue("loaded") if model == "llama" else cpus
     name, strikes = RESHAPED[model]
     grid, case = GRIDS[name], {"model": model, "copies": 2, "epochs": 12}
-    chaos = Chaos(cpus, tmp_path / "job", devices=1 + max(map(max, grid)), script=JOB, cells=grid)
+    chaos = Chaos(backend, tmp_path / "job", devices=1 + max(map(max, grid)), script=JOB, cells=grid)
     finished = chaos.run_held(strikes, **case)
-    undisturbed(finished, run(run_on_cpus, **case))
+    undisturbed(finished, run(Launcher(backend, tmp_path / "calm"), **case))
     assert len(finished.changes) == len(strikes)
     for change in finished.changes:
         by_hand = len(change.devices) == 1 + max(map(max, grid))

@@ -57,8 +57,8 @@ def alone(run_on_cpus: Launcher) -> Callable[..., Finished]:
     return cache(lambda model, **case: run(run_on_cpus, model=model, **case))
 
 
-# All of it with VF_ALL_GRIDS, as in make chaos.
-SAMPLE = {"gpt": [*GRIDS], "resnet": ["a pipeline of 3", "2 x 2", "in both directions"], "llama": ["2 x 2"]}
+# All of it with VF_ALL_GRIDS, as in make chaos. A Llama goes from 2 x 2 to pipelines in test_elastic_stages.py.
+SAMPLE = {"gpt": [*GRIDS], "resnet": ["a pipeline of 3", "2 x 2", "in both directions"], "llama": []}
 SOME = [(model, grid) for model in MODELS for grid in GRIDS if EVERYTHING or grid in SAMPLE[model]]
 
 
