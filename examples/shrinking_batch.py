@@ -27,7 +27,7 @@ def main() -> None:
     given = options()
     torch.set_num_threads(1)  # a device is one core, as under `vf run`
     for devices in given.devices:
-        print(f"{devices} device(s), batch {devices * given.device_batch}", flush=True)
+        print(f"devices: {devices}, batch {devices * given.device_batch}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             # Forked, so that all this is imported once.
             start_processes(drive, (devices, given, f"{folder}/meet"), nprocs=devices, start_method="fork")

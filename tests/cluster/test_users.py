@@ -58,7 +58,7 @@ def test_a_newcomer_gets_his_share_even_if_every_device_has_a_job_of_its_own() -
     had = held(brain)
     assert had["b"] == 4
     assert [name for name, count in had.items() if count and name != "b"] == ["a0", "a1", "a2", "a3"]
-    assert brain.why_aside("a9") == "the fair share of a is 4 device(s) now, and others of a's jobs come first"
+    assert brain.why_aside("a9") == "the fair share of a is 4 devices now, and others of a's jobs come first"
 
 
 def test_weights_decide_between_users_and_priorities_between_the_jobs_of_one() -> None:

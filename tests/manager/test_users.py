@@ -36,7 +36,7 @@ def test_who_waits_for_his_own_jobs_sees_that(world: World, starts: Starts) -> N
     ids = [manager.submit(job(demand=1, owner="ann")) for _ in range(3)]
     manager.tick()
     assert ClusterSource(manager).job(ids[2])["reason"] == (
-        "ann's jobs may have 2 device(s) together, and others of them come first"
+        "ann's jobs may have 2 devices together, and others of them come first"
     )
     manager.cancel(ids[0])
     assert len(manager.records[ids[2]].devices) == 1

@@ -1,8 +1,8 @@
 """Jobs that state the memory they need, in a cluster that knows the memory of its devices: which devices hold them.
 
-A model that is cut into stages runs on devices of one type, and on so many that each has room for its part; one that is
-not cut fits on a device or does not. From this follow a job's minimum of devices, its demand and its types, and nothing
-else: policies respect those, and know nothing of memory.
+A model that is cut into stages runs on devices of one type, on enough of them that each has room for its part; one that
+is not cut fits on a device or does not. From this follow a job's minimum of devices, its demand and its types, and
+nothing else: policies respect those, and know nothing of memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs that a manager has had, as its records show them: what became of them, on which devices, and how fast."""
+"""Jobs that a manager has had, as its records show them: how they ended, on which devices, and how fast."""
 
 from __future__ import annotations
 

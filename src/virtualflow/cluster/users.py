@@ -15,6 +15,7 @@ from typing import Any
 
 from virtualflow.cluster.job import Job
 from virtualflow.cluster.policies.shares import Claim, largest_remainder
+from virtualflow.core.wording import counted
 from virtualflow.errors import ConfigError
 
 
@@ -113,8 +114,8 @@ class Users:
     def _why(self, user: str, part: int) -> str:
         cap = self.cap_of(user)
         if cap is not None and part >= cap:
-            return f"{user}'s jobs may have {cap} device(s) together, and others of them come first"
-        return f"the fair share of {user} is {part} device(s) now, and others of {user}'s jobs come first"
+            return f"{user}'s jobs may have {counted(cap, 'device')} together, and others of them come first"
+        return f"the fair share of {user} is {counted(part, 'device')} now, and others of {user}'s jobs come first"
 
     def _parts(self, wanted: Mapping[str, int], arrived: Mapping[str, float], devices: int) -> dict[str, int]:
         """The devices of each user: first divided among groups and those without a group, then within groups."""

@@ -91,7 +91,7 @@ class Cells:
 
 
 def with_copies(cells: Cells, copies: int) -> Cells:
-    """*cells* with so many shadows that each stage has at least *copies* holders, or as many as there are devices.
+    """*cells* with enough shadows that each stage has at least *copies* holders, or as many as there are devices.
 
     The devices that hold the fewest stages become shadows.
     """
@@ -110,8 +110,8 @@ def with_copies(cells: Cells, copies: int) -> Cells:
 def pipelines(stages: int, virtual_nodes: int, devices: Sequence[DeviceId]) -> Cells:
     """The grid that a job gets by default: as few pipelines as its stages allow, as long and as even as can be.
 
-    Each device then holds as little of the model as so many devices allow. A pipeline gets virtual nodes by the number
-    of its devices.
+    Each device then holds as little of the model as the number of devices allows. A pipeline gets virtual nodes by the
+    number of its devices.
     """
     _check_count(stages, virtual_nodes, devices)
     number = max(-(-len(devices) // stages), 1)

@@ -43,7 +43,7 @@ class Emulated:
         return seconds * self._slowed(step)
 
     def cell_seconds(self, run: CellRun, stages: int, node_size: int, needed_seconds: float, step: int) -> float:
-        """The same for a *run* of a cell, of a model in so many *stages*.
+        """The same for a *run* of a cell, of a model in this number of *stages*.
 
         Of a whole model's time each stage takes an equal part, as ``vf explain`` has it without a profile.
         """
@@ -61,7 +61,7 @@ class Emulated:
         return self.update_seconds / stages if len(unit) == 1 else 0.0
 
     def check(self, stages: int | None) -> None:
-        """Raise ConfigError if nothing is known of a model in so many *stages*; None: it is not cut."""
+        """Raise ConfigError if nothing is known of a model in this number of *stages*; None: it is not cut."""
         if self.staged is not None and len(self.staged.stages) != stages:
             cut = "is not cut" if stages is None else f"has {stages}"
             raise ConfigError(

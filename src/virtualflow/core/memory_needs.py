@@ -88,7 +88,7 @@ def fit(needs: MemoryNeeds, limit: int, virtual_nodes: int, at_least: int, wante
 
 @lru_cache(maxsize=1024)
 def least_peak(needs: MemoryNeeds, virtual_nodes: int, devices: int) -> int:
-    """What the fullest of so many devices needs at least."""
+    """What the fullest of this number of devices needs at least."""
     if not needs.is_cut:
         return needs.stages[0] + needs.node
     names = [str(number) for number in range(devices)]

@@ -14,7 +14,7 @@ from virtualflow.manager.record import Record
 UNKNOWN_SECONDS = 3600.0  # what policies assume of a job's length until more is known
 SCALE = 1.1  # an estimate that changes by less is not worth a decision
 TURN_SECONDS = 5.0  # between two looks at how long a job will take
-TURNS, PART = 16, 32  # how many such looks a tick has time for: so many, or that part of the jobs if it is more
+TURNS, PART = 16, 32  # how many jobs a tick has time to look at: TURNS, or one in PART of the jobs if that is more
 
 
 class EstimateTurns:

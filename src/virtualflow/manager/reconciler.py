@@ -179,7 +179,7 @@ class Reconciler:
         """Send a running job where it should be, or stop it."""
         record = self._records[job_id]
         if self._is_settled(record):
-            return  # as most are: which devices others are on need not be asked
+            return  # as most are: no reason to ask which devices others are on
         devices = self._free_for(record)
         if len(devices) < self._least(job_id):
             devices = ()  # fewer than these have no room for it

@@ -43,7 +43,7 @@ QUICK = Effort(examples=512, epochs=2, least_accuracy=0.2, rounds=1, steps=2, wi
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What became of one promise."""
+    """The result of checking one promise."""
 
     promise: str
     status: str

@@ -1,4 +1,4 @@
-"""What a selftest leaves to send in: the machine, its devices, and what became of each promise."""
+"""What a selftest leaves to send in: the machine, its devices, and whether each promise was kept."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Intervals = Mapping[str, Interval]
 
 
 def on_machines(pools: Sequence[Pool], size: int | None) -> tuple[Pool, ...]:
-    """The same devices on machines of one size, so that a cluster of 312 machines need not be spelled out."""
+    """The same devices on machines of one size, so that nobody has to spell out a cluster of 312 machines."""
     if size is None:
         return tuple(pools)
     split = []

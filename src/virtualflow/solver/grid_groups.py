@@ -20,7 +20,7 @@ HALVINGS = 12  # how exactly the shortest time is sought
 
 @dataclass(frozen=True, slots=True)
 class StageGroup:
-    """Stages from *first* to before *last*, on so many devices of a type."""
+    """Stages from *first* to before *last*, on a number of devices of one type."""
 
     device_type: str
     first: int

@@ -20,7 +20,7 @@ PRICE_STEP = 1e-3  # how exactly prices are sought
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: the fastest grid of so many virtual nodes on so many devices of each type."""
+    """The problem: the fastest grid of these virtual nodes on these numbers of devices of each type."""
 
     costs: GridCosts
     counts: Mapping[str, int]

@@ -13,7 +13,7 @@ from virtualflow.solver.grid_lines import KnownLines, Line, LinePace
 
 LineTypes = tuple[str, ...]  # of a line's devices
 Team = tuple[tuple[LineTypes, int], ...]  # lines by the types of their devices, and how many there are of each
-MOST_OPTIONS = {1: 1024, 2: 24, 3: 8}  # of each type, when so many types are combined
+MOST_OPTIONS = {1: 1024, 2: 24, 3: 8}  # of each type, by the number of types that are combined
 SMALL = 16  # devices up to which every number of equal lines is tried
 
 
@@ -131,7 +131,7 @@ def _mixed(counts: Mapping[str, int], stages: int, nodes: int) -> Iterator[Team]
 
 
 def _whole(order: Sequence[str], each: Sequence[Sequence[int]], stages: int) -> Iterator[Team]:
-    """The lines with so many devices of each type, if all have some, and none has more than there are stages."""
+    """The lines with this number of devices of each type, if all have some, and none has more than there are stages."""
     totals = [sum(amounts) for amounts in zip(*each, strict=True)]
     if min(totals) and max(totals) <= stages:
         yield _counted(

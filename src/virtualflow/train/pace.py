@@ -20,7 +20,7 @@ class Pace:
         self._seconds = self._begun = self._not_counted_seconds = 0.0
 
     def check(self, stages: int | None) -> None:
-        """Raise ConfigError if it can't be kept for a model in so many *stages*, or for one that is not cut."""
+        """Raise ConfigError if it can't be kept for a model in this number of *stages*, or for one that is not cut."""
 
     @property
     def wave_seconds(self) -> float:
@@ -49,7 +49,7 @@ class Pace:
         """The run of a cell, or the update of a unit, begins: only what is emulated is timed."""
 
     def end_cell(self, run: CellRun, stages: int, node_size: int, step: int) -> None:
-        """The *run* of a cell ends, before what it has made is handed on; the model has so many *stages*."""
+        """The *run* of a cell ends, before what it has made is handed on; the model has this number of *stages*."""
 
     def end_update(self, devices: int) -> None:
         """The update of a step on this number of *devices* ends."""

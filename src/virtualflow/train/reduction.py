@@ -193,7 +193,7 @@ class Reduction(ABC):
     def _finish_gradients(self, peaks: list[int]) -> None: ...
 
     def _watch(self, parameter: nn.Parameter) -> RemovableHandle:
-        # The hook stays with the parameter; the reduction need not.
+        # The hook stays with the parameter; the reduction may go.
         watching = weakref.ref(self)
 
         def arrived(parameter: Tensor) -> None:

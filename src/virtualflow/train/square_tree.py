@@ -21,7 +21,7 @@ Piece = tuple[int, int, int, int]  # a tensor, its first and last element, and t
 
 
 def blocks(lengths: Sequence[int]) -> Iterator[list[Piece]]:
-    """The rows of tensors of these *lengths*, so many at once that each block is a number of whole stems."""
+    """The rows of tensors of these *lengths*, enough at once that each block is a number of whole stems."""
     pieces: list[Piece] = []
     row = 0
     for tensor, length in enumerate(lengths):
@@ -55,7 +55,7 @@ def sum_of_lanes(lanes: Tensor) -> Tensor:
 
 
 def root_of(tree: Tensor, rows: int) -> Tensor:
-    """The sum of so many *rows* that a kernel has pushed into *tree*: its levels in use, from the smallest."""
+    """The sum of the *rows* that a kernel has pushed into *tree*: its levels in use, from the smallest."""
     lanes = torch.zeros(LANES, dtype=torch.float64)
     for level in range(rows.bit_length()):
         if rows >> level & 1:

@@ -31,7 +31,7 @@ GROWTH = 2  # times what a job has: how much it may have after a proposal
 
 
 class Proposal(NamedTuple):
-    """So many devices of a type more, for a job."""
+    """More devices of a type for a job."""
 
     gain: float  # in speed, for each of them, as a part of what it is now
     state: ScheduledJob

@@ -100,7 +100,7 @@ class Pollux(Policy):
 
 def shared_out(costs: Sequence[Floats], devices: int) -> list[int]:
     """The numbers of devices for which the sum of costs is smallest: *costs* has a job's on 0, 1, 2, ... of them."""
-    least = np.zeros(devices + 1)  # of the jobs so far, with at most so many devices
+    least = np.zeros(devices + 1)  # of the jobs so far, by the number of devices that they have at most
     chosen = []
     for own in costs:
         totals = np.full((len(own), devices + 1), math.inf)

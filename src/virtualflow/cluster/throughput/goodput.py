@@ -43,7 +43,7 @@ class StepSeconds:
     most: int
 
     def seconds(self, machines: int, devices: int, batch: float, smallest: int) -> float:
-        """Of a step of a batch; infinite where so many devices have too few examples each."""
+        """Of a step of a batch; infinite where the devices have too few examples each."""
         share = batch / devices
         parts = math.ceil(share / self.most - 1e-8)
         if devices == 1 and share > smallest:

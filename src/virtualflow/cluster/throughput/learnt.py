@@ -125,7 +125,7 @@ class StepModel:
         return layout, *self.seconds(layout)
 
     def fastest(self, devices: int) -> float:
-        """The seconds of a step on so many devices of the type where it is the fastest."""
+        """The seconds of a step on this number of devices of the type where it is the fastest."""
         return min(self.plan((Pool(name, (devices,)),), devices).step_seconds for name in self.types)
 
     def differs_from(self, other: StepModel | None) -> bool:

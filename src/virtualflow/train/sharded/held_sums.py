@@ -45,7 +45,7 @@ class HeldSums(Sums):
         self._delivery = Delivery([], None, [0], torch.device("cpu"), self)
 
     def start(self, group: Group | None, waves: Sequence[int]) -> None:
-        """Forget all sums. So many virtual nodes will run on each rank of *group*."""
+        """Forget all sums. *waves* has the number of virtual nodes that will run on each rank of *group*."""
         self._unlisted.clear()
         self._unlisted_odd.clear()
         self._magnitudes.clear()
@@ -201,7 +201,7 @@ def _by_turns(blocks: Sequence[Sequence[PieceOfBlock]]) -> list[PieceOfBlock]:
 
 
 def _pieces(tensor: int, block: Block, dtype: torch.dtype, owner: int | None, most: int) -> list[GradientPiece]:
-    """How *block* travels: in equal pieces of so many bytes at most, or as a whole if each sums up its own."""
+    """How *block* travels: in equal pieces of limited size, or as a whole if each sums up its own."""
     count = -(-block.elements * dtype.itemsize // most) if owner is not None else 1
     size = -(-block.elements // max(count, 1) // _PART) * _PART
     starts = range(block.start, max(block.stop, block.start + 1), max(size, _PART))

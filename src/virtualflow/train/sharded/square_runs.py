@@ -16,7 +16,7 @@ Branch = tuple[int, int]
 
 
 def rows_of(elements: int) -> int:
-    """How many rows a tensor of so many elements takes."""
+    """How many rows a tensor with this number of elements takes."""
     return -(-elements // LANES)
 
 

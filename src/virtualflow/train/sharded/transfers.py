@@ -18,7 +18,7 @@ TAG = 1 << 16  # of these messages: nothing else is under way in a group meanwhi
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """So many bytes of *what*, from one rank to another."""
+    """Bytes of *what*, from one rank to another."""
 
     source: int
     target: int

@@ -1,4 +1,4 @@
-"""Measures the stages of a user's own script on this device, one at a time: the whole model need not fit.
+"""Measures the stages of a user's own script on this device, one at a time: the whole model does not have to fit.
 
 Each stage runs as it does in training, as the cell of one virtual node, on what the stage before it has handed on.
 """
