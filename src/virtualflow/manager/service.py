@@ -104,6 +104,7 @@ def serve(cluster: Cluster, policy: Policy, host: str, port: int | None, look: L
             try:
                 _loop(manager, over, look)
             finally:
+                manager.close()
                 (folder() / "address").unlink(missing_ok=True)
 
 
