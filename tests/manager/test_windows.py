@@ -86,3 +86,41 @@ def test_a_window_is_planned_and_seen_at_the_command_line(world: World, starts: 
         refused = CliRunner().invoke(app, ["devices", "--drain", "V100:0", "--from", "2h"])
         assert isinstance(refused.exception, ConfigError)
         assert "give --until, too" in str(refused.exception)
+
+
+def test_windows_that_overlap_are_one_and_later_ones_stay_planned(world: World, starts: Starts) -> None:
+    clock = FakeClock(NOW)
+    manager = world.manager("V100:2", clock=clock)
+    for begin, end in ((0.0, 100.0), (50.0, 300.0), (90_000.0, 90_100.0)):
+        manager.plan_maintenance("V100:0", NOW + begin, NOW + end)
+    for at in (0.0, 60.0, 100.0, 299.0):
+        clock.now = NOW + at
+        assert out(manager) == {"V100:0"}, at
+        manager = world.manager("V100:2", clock=clock)
+    clock.now = NOW + 300.0
+    assert out(manager) == set()
+    clock.now = NOW + 90_000.0
+    assert out(manager) == {"V100:0"}
+
+
+def test_a_window_that_is_open_may_get_another_end(world: World, starts: Starts) -> None:
+    clock = FakeClock(NOW)
+    manager = world.manager("V100:2", clock=clock)
+    manager.plan_maintenance("V100:0", NOW + 30.0, NOW + 100.0)
+    assert out(manager) == {"V100:0"}
+    manager.plan_maintenance("V100:0", NOW + 30.0, NOW + 200.0)
+    clock.now = NOW + 150.0
+    assert out(manager) == {"V100:0"}
+    clock.now = NOW + 200.0
+    assert out(manager) == set()
+
+
+def test_what_is_taken_out_by_hand_in_a_window_stays_out(world: World, starts: Starts) -> None:
+    clock = FakeClock(NOW)
+    manager = world.manager("V100:2", clock=clock)
+    manager.plan_maintenance("V100:0", NOW, NOW + 100.0)
+    assert out(manager) == {"V100:0"}
+    manager.lose(["V100:0"])
+    clock.now = NOW + 200.0
+    assert out(manager) == {"V100:0"}
+    assert manager.records.windows == []

@@ -47,7 +47,7 @@ from virtualflow.manager.record import Record
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission, check_priority
 from virtualflow.manager.takeover import taken_over
-from virtualflow.manager.windows import Window
+from virtualflow.manager.windows import Window, due_of
 from virtualflow.system.clock import SteadyClock
 from virtualflow.system.home import home, new_job_id
 
@@ -229,12 +229,22 @@ class Manager:
                 self._handle(replace(event, seconds=self._seconds()))
 
     def lose(self, devices: Iterable[str]) -> None:
-        """These devices are gone, or are wanted for something else: jobs continue with the others they have."""
+        """These devices are gone, or are wanted for something else: jobs continue with the others they have.
+
+        The end of a window does not put them back.
+        """
+        devices = tuple(devices)
         with self.lock:
-            lost = self.scheduler.placement.lost
-            if gone := tuple(device for device in self._known(devices) if device not in lost):
-                self.records.lose(gone)
-                self._handle(DevicesLost(self._seconds(), gone))
+            self._take_out(devices)
+            for window in self.records.windows:
+                if window.device in devices and window.drained:
+                    self.records.set_window(replace(window, drained=False))
+
+    def _take_out(self, devices: Iterable[str]) -> None:
+        lost = self.scheduler.placement.lost
+        if gone := tuple(device for device in self._known(devices) if device not in lost):
+            self.records.lose(gone)
+            self._handle(DevicesLost(self._seconds(), gone))
 
     def plan_maintenance(self, device: str, begin: float, end: float) -> None:
         """Take a device out from shortly before *begin* until *end*, in seconds since the epoch."""
@@ -242,31 +252,35 @@ class Manager:
         with self.lock:
             window.check(self.clock())
             list(self._known([device]))
-            self.records.set_window(window)
+            before = (each for each in self.records.windows if (each.device, each.begin) == (device, begin))
+            self.records.set_window(replace(window, drained=any(each.drained for each in before)))
 
     def _keep_windows(self) -> None:
         """Take out devices whose maintenance begins, and put back those whose maintenance is over."""
-        now, placement = self.clock(), self.scheduler.placement
-        for window in self.records.windows:
-            is_out = not placement.knows(window.device) or window.device in placement.lost
-            if window.is_open(now) and not is_out:
-                self.records.set_window(replace(window, drained=True))  # before, or nobody would put it back
-                self.lose([window.device])
-            elif now >= window.end:
-                if window.drained and placement.knows(window.device):
-                    self.give_back([window.device])
-                else:
-                    self.records.drop_windows([window])
+        now, placement, planned = self.clock(), self.scheduler.placement, self.records.windows
+        for device in dict.fromkeys(window.device for window in planned):
+            is_out = not placement.knows(device) or device in placement.lost
+            due = due_of([window for window in planned if window.device == device], is_out, now)
+            for window in due.noted:
+                self.records.set_window(window)
+            if due.out and not is_out:
+                self._take_out([device])
+            elif is_out and not due.out and placement.knows(device):
+                self._put_back([device])
+            self.records.drop_windows(due.over)
 
     def give_back(self, devices: Iterable[str]) -> None:
         """Lost devices can be used again, and no window is open or planned for them any more."""
         devices = tuple(devices)
         with self.lock:
             self.records.drop_windows(window for window in self.records.windows if window.device in devices)
-            lost = self.scheduler.placement.lost
-            if back := tuple(device for device in self._known(devices) if device in lost):
-                self.records.give_back(back)
-                self._handle(DevicesJoined(self._seconds(), back))
+            self._put_back(devices)
+
+    def _put_back(self, devices: Iterable[str]) -> None:
+        lost = self.scheduler.placement.lost
+        if back := tuple(device for device in self._known(devices) if device in lost):
+            self.records.give_back(back)
+            self._handle(DevicesJoined(self._seconds(), back))
 
     def stop_jobs(self) -> None:
         """Stop all jobs with a checkpoint; they continue under the next manager."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from virtualflow.errors import ManagerError
 
@@ -26,3 +27,20 @@ class Window:
 
     def is_open(self, now: float) -> bool:
         return self.begin - LEAD_SECONDS <= now < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done about one device: save *noted*, then see to it that it is *out* or not, then drop *over*."""
+
+    noted: tuple[Window, ...]
+    out: bool
+    over: tuple[Window, ...]
+
+
+def due_of(windows: Sequence[Window], is_out: bool, now: float) -> Due:
+    """*windows* are all of one device; they may overlap. Who else has taken it out has to put it back."""
+    ours = not is_out or any(window.drained for window in windows)
+    opened = [window for window in windows if window.is_open(now)]
+    noted = tuple(replace(window, drained=True) for window in opened if ours and not window.drained)
+    return Due(noted, bool(opened) if ours else is_out, tuple(window for window in windows if now >= window.end))
