@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from virtualflow.manager.notice_sender import send
 from virtualflow.manager.record import Record
 from virtualflow.manager.records import Records
-from virtualflow.manager.sending import send
 
 SENT = "sent"
 MAX_TRIES = 5

@@ -15,7 +15,7 @@ from virtualflow.core.job_names import check_name
 from virtualflow.core.job_terms import JobTerms
 from virtualflow.core.wording import counted
 from virtualflow.errors import ManagerError, ProfileError
-from virtualflow.manager import environment, sending
+from virtualflow.manager import environment, notice_sender
 from virtualflow.manager.record import Record
 from virtualflow.system.hash_seed import hash_seed_of
 
@@ -68,7 +68,7 @@ class Submission:
 def _check_terms(terms: JobTerms, devices: int) -> None:
     check_priority(terms.priority)
     check_owner(terms.owner)
-    sending.check(terms.notify)
+    notice_sender.check(terms.notify)
     if not 1 <= terms.demand <= devices:
         raise ManagerError(f"a demand of {terms.demand} can't be met: the cluster has {counted(devices, 'device')}")
     if not 1 <= terms.min <= terms.demand:

@@ -11,13 +11,13 @@ import pytest
 
 from tests.manager.managed import until
 from virtualflow.errors import ManagerError
-from virtualflow.manager import sending
+from virtualflow.manager import notice_sender
 
 NOTICE = dict.fromkeys(("id", "name", "owner", "state", "text"), "x")
 
 
 def given(where: str, folder: Path, over: threading.Event) -> None:
-    sending.send(where, NOTICE, str(folder), over)
+    notice_sender.send(where, NOTICE, str(folder), over)
 
 
 def pid_in(path: Path) -> int:
@@ -37,7 +37,7 @@ HANGS = "sleep 600 & echo $! > child; wait; true"
 def test_a_command_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "COMMAND_SECONDS", 1.0)
+    monkeypatch.setattr(notice_sender, "COMMAND_SECONDS", 1.0)
     with pytest.raises(ManagerError, match="did not end within 1 s"):
         given(HANGS, tmp_path, threading.Event())
     assert until(lambda: has_ended(pid_in(tmp_path / "child")))
@@ -76,9 +76,9 @@ def test_the_last_line_that_a_command_prints_says_why_it_failed(tmp_path: Path) 
 @pytest.mark.parametrize("where", ["ftp://host/x", "https://", "http://host:port/"])
 def test_an_address_that_nothing_can_be_sent_to_is_refused(where: str) -> None:
     with pytest.raises(ManagerError):
-        sending.check(where)
+        notice_sender.check(where)
 
 
 @pytest.mark.parametrize("where", ["", "true", "curl -d @- https://host/x", "http://host/x?y=1", "https://host:443"])
 def test_commands_and_web_addresses_are_taken(where: str) -> None:
-    sending.check(where)
+    notice_sender.check(where)
