@@ -193,6 +193,19 @@ def learnt() -> str:
     return table(["average JCT", "`las`", "`las-mixed`", "lower by"], rows)
 
 
+def given_back() -> str:
+    return str(results("learning")["results"]["live"]["las-mixed"]["given_back"])
+
+
+def overran() -> str:
+    """Waves that took longer than they were to take, in all live jobs."""
+    return str(sum(each["overran_waves"] for each in results("learning")["results"]["live"].values()))
+
+
+def live_start() -> str:
+    return f"{results('learning')['results']['start_seconds']:.0f} s"
+
+
 def large_decisions() -> str:
     found = results("scale")["results"]["decisions"]
     names = list(dict.fromkeys(key.partition(": ")[2] for key in found))
@@ -303,6 +316,9 @@ FIGURES: dict[str, Callable[[], str]] = {
     "scale.tick": tick,
     "node-sizes": node_sizes,
     "learning": learnt,
+    "learning.given-back": given_back,
+    "learning.overran": overran,
+    "learning.start": live_start,
     "gavel.4": mixed_gain(4),
     "gavel.8": mixed_gain(8),
     "gavel.12": mixed_gain(12),

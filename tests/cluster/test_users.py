@@ -58,7 +58,17 @@ def test_a_newcomer_gets_his_share_even_if_every_device_has_a_job_of_its_own() -
     had = held(brain)
     assert had["b"] == 4
     assert [name for name, count in had.items() if count and name != "b"] == ["a0", "a1", "a2", "a3"]
-    assert brain.why_aside("a9") == "the fair share of a is 4 devices now, and others of a's jobs come first"
+    assert brain.why_aside("a9") == "the fair share of a's jobs is 4 devices now, and others of them come first"
+
+
+@pytest.mark.parametrize("policy", ["wfs", "las", "fifo", "tiresias"])
+def test_a_job_that_came_under_a_larger_cap_gives_its_devices_up(policy: str) -> None:
+    brain = scheduler(Users({"a": Party(devices=1)}), policy)
+    running = (job("a0", 4, min=2), ("V100:0", "V100:1"))
+    brain.handle(JobsRestored(0.0, (running,), (job("a1", 4), job("a2", 4, min=3)), {}))
+    brain.handle(Woken(100.0))
+    assert held(brain) == {"a0": 0, "a1": 1, "a2": 0}
+    assert brain.why_aside("a0") == "a's jobs may have 1 device together, and this one needs at least 2"
 
 
 def test_weights_decide_between_users_and_priorities_between_the_jobs_of_one() -> None:

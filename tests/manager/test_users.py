@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.manager.worlds import Starts, World, answering, job, starts, vf, world
+from tests.manager.worlds import Starts, World, answering, job, launched, starts, vf, world
 from virtualflow.cli.main import app
 from virtualflow.cli.users import users_in
 from virtualflow.cluster.policies import registry
@@ -40,6 +40,20 @@ def test_who_waits_for_his_own_jobs_sees_that(world: World, starts: Starts) -> N
     )
     manager.cancel(ids[0])
     assert len(manager.records[ids[2]].devices) == 1
+
+
+def test_a_job_that_could_use_more_says_whether_its_owner_or_the_policy_is_why(world: World, starts: Starts) -> None:
+    manager = world.manager("4", users=Users({"ann": Party(devices=2), "bob": Party(weight=0.001)}))
+    first, second = (manager.submit(job(demand=4, owner=owner)) for owner in ("ann", "zoe"))
+    starved = manager.submit(job(demand=1, owner="bob"))
+    with launched(manager, starts):
+        manager.tick()
+        reasons = [ClusterSource(manager).job(job_id)["reason"] for job_id in (first, second, starved)]
+    assert reasons == [
+        "it could use 2 more devices, but ann's jobs may have 2 devices together",
+        "it could use 2 more devices, but the fair share of zoe's jobs is 2 devices now",
+        "the fair share of bob's jobs is 0 devices now",
+    ]
 
 
 def test_what_can_never_run_is_refused(world: World, starts: Starts) -> None:

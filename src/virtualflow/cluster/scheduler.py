@@ -119,6 +119,11 @@ class Scheduler:
             return self._limits[job_id].why
         return self.memory.why_not(state.job, self.placement.totals)
 
+    def why_no_more(self, job_id: str) -> str:
+        """Why a job may not ask for more devices than it has, because of its owner; empty if it may."""
+        limit = self._limits.get(job_id)
+        return limit.why if limit is not None and limit.demand <= self._states[job_id].allocation else ""
+
     def _is_held_back(self, job_id: str) -> bool:
         return job_id in self._limits and not self._limits[job_id].demand
 

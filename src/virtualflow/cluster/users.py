@@ -55,7 +55,7 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a job may ask for: no devices if it has to wait for its owner's other jobs, with the reason."""
+    """What a job may ask for, and why: no devices if it has to wait for its owner's other jobs."""
 
     demand: int
     priority: float
@@ -90,32 +90,41 @@ class Users:
     def limits(self, asking: Sequence[Asking], devices: int, sharing: Sharing | None) -> dict[str, Limit]:
         """For the jobs that may not ask for what they were submitted with. Each user's come in the policy's order."""
         owned: dict[str, list[Asking]] = {}
+        found: dict[str, Limit] = {}
         for each in asking:
-            owned.setdefault(each.job.owner, []).append(each)
+            cap = self.cap_of(each.job.owner)
+            if cap is not None and each.job.min > cap:  # it came under another cap
+                least = f"and this one needs at least {each.job.min}"
+                found[each.job.id] = Limit(0, each.job.priority, f"{self._why(each.job.owner, cap)}, {least}")
+            else:
+                owned.setdefault(each.job.owner, []).append(each)
         wanted = {user: sum(each.job.demand for each in jobs) for user, jobs in owned.items()}
         arrived = {user: min(each.job.arrival_seconds for each in jobs) for user, jobs in owned.items()}
         is_shared = sharing in (Sharing.DEVICES, Sharing.TURNS) and len(owned) > 1
         parts = self._parts(wanted, arrived, devices if is_shared else sum(wanted.values()))
         weights = self._weights(owned) if sharing == Sharing.TIME and len(owned) > 1 else {}
-        found: dict[str, Limit] = {}
         for user, jobs in owned.items():
             if parts[user] < wanted[user]:
                 divide = _in_turn if sharing in (Sharing.TURNS, None) else _divided
                 demands = divide(jobs, parts[user])
             else:
                 demands = [each.job.demand for each in jobs]
-            why = self._why(user, parts[user])
+            part = parts[user]
+            why = self._why(user, part)
             for each, demand in zip(jobs, demands, strict=True):
                 priority = each.job.priority * weights.get(user, 1.0)
                 if (demand, priority) != (each.job.demand, each.job.priority):
-                    found[each.job.id] = Limit(demand, priority, why)
+                    waits = not demand and bool(part)
+                    found[each.job.id] = Limit(
+                        demand, priority, why + (", and others of them come first" if waits else "")
+                    )
         return found
 
     def _why(self, user: str, part: int) -> str:
         cap = self.cap_of(user)
         if cap is not None and part >= cap:
-            return f"{user}'s jobs may have {counted(cap, 'device')} together, and others of them come first"
-        return f"the fair share of {user} is {counted(part, 'device')} now, and others of {user}'s jobs come first"
+            return f"{user}'s jobs may have {counted(cap, 'device')} together"
+        return f"the fair share of {user}'s jobs is {counted(part, 'device')} now"
 
     def _parts(self, wanted: Mapping[str, int], arrived: Mapping[str, float], devices: int) -> dict[str, int]:
         """The devices of each user: first divided among groups and those without a group, then within groups."""

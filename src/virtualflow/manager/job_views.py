@@ -90,7 +90,9 @@ def reason(manager: Manager, record: Record, place: int | None) -> str:
             return after
         return _why_waiting(manager, record, place)
     if record.state == JobState.RUNNING and (lacks := record.max_devices - len(record.devices)) > 0:
-        return f"it could use {counted(lacks, 'more device')}, which the policy gives to other jobs"
+        more = f"it could use {counted(lacks, 'more device')}"
+        why = manager.scheduler.why_no_more(record.id)
+        return f"{more}, but {why}" if why else f"{more}, which the policy gives to other jobs"
     return ""
 
 
@@ -136,4 +138,7 @@ def _why_waiting(manager: Manager, record: Record, place: int | None) -> str:
     if snapshot.idle:
         needed = record.terms.min if record.terms.min > snapshot.idle else record.max_devices
         return f"{ahead}it needs {counted(needed, 'device')}, and only {snapshot.idle} can be used now"
-    return f"{ahead}all devices ({snapshot.devices}) are in use, and the policy takes none away for it"
+    in_use = f"{ahead}all devices ({snapshot.devices}) are in use"
+    if manager.policy.round_seconds is not None:
+        return f"{in_use}, until its turn in a later round; rounds take {manager.policy.round_seconds:.0f} s"
+    return f"{in_use}, and the policy takes none away for it"

@@ -116,9 +116,9 @@ class Manager:
         users = self.cluster.users
         cap = users.cap_of(terms.owner) if users is not None else None
         if cap is not None and terms.min > cap:
+            most = counted(cap, "device")
             raise ManagerError(
-                f"{terms.owner}'s jobs may have {counted(cap, 'device')} together here, and this one needs at least "
-                f"{terms.min}"
+                f"{terms.owner}'s jobs may have {most} together here, and this one needs at least {terms.min}"
             )
         if terms.by is not None and not terms.by > self.clock():
             raise ManagerError("the deadline is in the past already")
