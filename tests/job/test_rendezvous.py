@@ -82,15 +82,15 @@ def test_who_waits_for_a_worker_that_was_lost_is_freed_at_once() -> None:
         group.form(posts, LOOPBACK, 600.0)  # longer than a test may take
 
 
-@pytest.mark.parametrize("elements", [10, 1_000_000])
-def test_a_broadcast_that_is_cut_in_the_middle_ends_at_once(elements: int) -> None:
-    """Gloo leaves a sender waiting if it was sending just then: of twenty cuts, that hits about one to six."""
+@pytest.mark.parametrize(("elements", "at_once"), [(10, 1), (1_000_000, 1), (1_000_000, 5)])
+def test_a_broadcast_that_is_cut_in_the_middle_ends_at_once(elements: int, at_once: int) -> None:
+    """Gloo leaves workers waiting for what was on its way just then: of twenty cuts, that hits about one to six."""
     for number in range(20):
         posts = connected(3)
         groups = [TorchGroup(f"generation/{number}", rank, 3) for rank in range(3)]
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda rank: groups[rank].form(posts[rank], LOOPBACK, 600.0), range(3)))  # noqa: B023
-            ends = [pool.submit(broadcast_until_it_fails, group, elements) for group in groups]
+            ends = [pool.submit(broadcast_until_it_fails, group, elements, at_once) for group in groups]
             time.sleep(0.01 + 0.001 * number)
             for group in groups:
                 group.cut_connections()
@@ -99,13 +99,57 @@ def test_a_broadcast_that_is_cut_in_the_middle_ends_at_once(elements: int) -> No
             group.break_off()
 
 
-def broadcast_until_it_fails(group: TorchGroup, elements: int) -> str:
-    tensor = torch.zeros(elements)
+def broadcast_until_it_fails(group: TorchGroup, elements: int, at_once: int) -> str:
+    tensors = [torch.zeros(elements) for _ in range(at_once)]  # gloo works at two, the others wait their turn
     while True:
         try:
-            group.broadcast(tensor, 0).wait()
+            for work in [group.broadcast(tensor, place % group.size) for place, tensor in enumerate(tensors)]:
+                work.wait()
         except PeerLostError:
             return "lost"
+
+
+@pytest.mark.parametrize("elements", [10, 1_000_000])
+def test_a_message_that_is_cut_in_the_middle_ends_at_once_on_both_sides(elements: int) -> None:
+    """Gloo leaves its sender waiting, and its receiver: of twenty cuts, that hits five to ten messages."""
+    for number in range(20):
+        posts = connected(3)
+        groups = [TorchGroup(f"generation/{number}", rank, 3) for rank in range(3)]
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda rank: groups[rank].form(posts[rank], LOOPBACK, 600.0), range(3)))  # noqa: B023
+            ends = [pool.submit(pass_on_until_it_fails, group, elements) for group in groups]
+            time.sleep(0.01 + 0.001 * number)
+            for group in groups:
+                group.cut_connections()
+            assert [end.result() for end in ends] == ["lost"] * 3
+        for group in groups:
+            group.break_off()
+
+
+def pass_on_until_it_fails(group: TorchGroup, elements: int) -> str:
+    tensors = torch.zeros(elements), torch.zeros(elements)
+    while True:
+        try:
+            received = group.receive(tensors[0], (group.rank - 1) % group.size, 5)
+            sent = group.send(tensors[1], (group.rank + 1) % group.size, 5)
+            received.wait()
+            sent.wait()
+        except PeerLostError:
+            return "lost"
+
+
+def test_a_group_is_left_at_once_although_messages_were_cut_that_nobody_waits_for() -> None:
+    """Gloo may still write what it receives: whoever leaves waits for that alone."""
+    posts = connected(2)
+    groups = [TorchGroup("generation/1", rank, 2) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda rank: groups[rank].form(posts[rank], LOOPBACK, 600.0), range(2)))
+    tensors = [torch.zeros(20_000_000) for _ in groups]
+    groups[1].receive(tensors[1], 0, 5)
+    groups[1].receive(tensors[1], 0, 6)
+    groups[0].send(tensors[0], 1, 5)
+    for group in groups:
+        group.break_off()
 
 
 def test_a_connection_that_the_script_opens_meanwhile_is_not_cut_with_the_group() -> None:

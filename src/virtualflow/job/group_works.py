@@ -12,25 +12,21 @@ from typing import Any
 from torch import Tensor
 
 from virtualflow.errors import PeerLostError
+from virtualflow.job.message_waits import MessageWaits
 
 LOOK = timedelta(seconds=0.25)  # between two looks at whether a collective can still end
 STILL_SECONDS = 0.05
-GLOO_THREAD, GLOO_THREADS = "pt_gloo_runloop", 2  # what torch calls those that carry out collectives; of each group
+GLOO_THREAD = "pt_gloo_runloop"  # what torch calls those that carry out collectives
 
 
 class TorchWork:
     """A collective under way, which fails with an error of ours. Once it has ended it holds no tensors."""
 
-    def __init__(self, work: Any, is_left: Callable[[], bool] | None = None) -> None:
-        """*is_left* says whether all connections of its group are closed; gloo's alone can be asked."""
+    def __init__(self, work: Any, is_closed: Callable[[], bool] | None = None) -> None:
+        """*is_closed* says whether gloo has closed all connections of its group; of other libraries nobody knows."""
         self._work = work
-        self._is_left = is_left
+        self._is_closed = is_closed
         self.is_given_up = False
-
-    @property
-    def is_collective(self) -> bool:
-        """Whether a thread of gloo's carries it out, one after the other."""
-        return self._is_left is not None
 
     def is_done(self) -> bool:
         return self._work is None or bool(self._work.is_completed())
@@ -38,17 +34,14 @@ class TorchWork:
     def wait(self) -> None:
         """Wait for it. Raises PeerLostError if it fails, or can't end any more.
 
-        Gloo wakes nobody who waits for a send that was under way when its connection broke. Such a wait would last for
-        the whole patience: it is given up once nothing can touch a buffer any more.
+        Gloo wakes nobody who waits for what was on its way when its connection broke. Such a wait would last for the
+        whole patience: it is given up once nothing can touch a buffer any more. A collective that waits for one of
+        gloo's threads, since others of that kind have them, fails as soon as it begins.
         """
         if self._work is None:
             return
         try:
-            if self._is_left is None:
-                self._work.wait()
-            else:
-                while not self._has_ended(self._is_left):
-                    pass
+            self._wait()
         except RuntimeError as error:
             raise PeerLostError(
                 f"a worker of this job went away or is late: {str(error).splitlines()[0]}. If it was only slow, raise "
@@ -68,16 +61,23 @@ class TorchWork:
         with contextlib.suppress(RuntimeError):
             self._work.wait()
 
-    def _has_ended(self, is_left: Callable[[], bool]) -> bool:
+    def _wait(self) -> None:
+        if self._is_closed is None:
+            self._work.wait()
+            return
+        while not self._has_ended(self._is_closed):
+            pass
+
+    def _has_ended(self, is_closed: Callable[[], bool]) -> bool:
         if self.is_given_up:
-            raise RuntimeError("a send to a worker that is gone was given up")
+            raise RuntimeError("a connection was closed in the middle of a collective")
         try:
             self._work.wait(LOOK)
         except RuntimeError:
             if self._work.is_completed():  # it has failed, or has ended just now
                 self._work.wait()
                 return True
-            self.is_given_up = is_left() and _gloo_stands_still()
+            self.is_given_up = is_closed() and _gloo_stands_still()
             return False
         return True
 
@@ -86,9 +86,9 @@ class StagedWork(TorchWork):
     """One on copies that lie on the host, of tensors that the group can't reach; ``wait`` copies the result back."""
 
     def __init__(
-        self, work: Any, is_left: Callable[[], bool] | None, tensors: list[Tensor], copies: list[Tensor]
+        self, work: Any, is_closed: Callable[[], bool] | None, tensors: list[Tensor], copies: list[Tensor]
     ) -> None:
-        super().__init__(work, is_left)
+        super().__init__(work, is_closed)
         self._pairs = list(zip(tensors, copies, strict=True))
 
     def wait(self) -> None:
@@ -104,8 +104,9 @@ class MessageWork(TorchWork):
     A second wait for one of gloo's would block, and close the connection; and none is ever done before the first.
     """
 
-    def __init__(self, work: Any, tensor: Tensor, copy: Tensor, *, arrives: bool) -> None:
+    def __init__(self, work: Any, waits: MessageWaits, tensor: Tensor, copy: Tensor, *, arrives: bool) -> None:
         super().__init__(work)
+        self._waits = waits
         self._held = [tensor, copy]
         self._is_sent = not arrives
         self._is_over = False
@@ -116,18 +117,20 @@ class MessageWork(TorchWork):
     def wait(self) -> None:
         if self._is_over:
             return
-        self._is_over = True
         super().wait()
+        self._is_over = True
         tensor, copy = self._held
         if copy is not tensor and not self._is_sent:
             tensor.copy_(copy)
         self._held.clear()
 
     def leave(self) -> None:
-        if self._is_sent:  # what is sent is only read
-            self.is_given_up = not self._is_over
-            self._is_over = True
-        super().leave()
+        if not self._is_sent:  # what is sent is only read
+            self._waits.wait_until_closed()
+        self._is_over = True
+
+    def _wait(self) -> None:
+        self._waits.wait(self._work)
 
 
 def _gloo_stands_still() -> bool:

@@ -23,8 +23,9 @@ from virtualflow.core import faults
 from virtualflow.errors import PeerLostError
 from virtualflow.job.device_collectives import LIBRARIES, DeviceCollectives
 from virtualflow.job.group_posts import LineStore, PostBox
-from virtualflow.job.group_works import GLOO_THREADS, MessageWork, StagedWork, TorchWork
+from virtualflow.job.group_works import MessageWork, StagedWork, TorchWork
 from virtualflow.job.json_lines import decoded, encoded
+from virtualflow.job.message_waits import MessageWaits
 from virtualflow.job.open_sockets import (
     Opened,
     connected_sockets,
@@ -72,6 +73,7 @@ class TorchGroup:
         self._sockets: set[Opened] | None = None  # known once the group is formed
         self._cut = False
         self._works: list[TorchWork] = []
+        self._messages = MessageWaits(self._is_closed)
         self._gloo: Any = None
 
     @property
@@ -155,11 +157,15 @@ class TorchGroup:
 
     def send(self, tensor: Tensor, to: int, tag: int) -> TorchWork:
         copy = tensor if tensor.device.type == "cpu" else tensor.cpu()
-        return self._kept(lambda: MessageWork(self._gloo.send([copy], to, tag), tensor, copy, arrives=False))
+        return self._kept(
+            lambda: MessageWork(self._gloo.send([copy], to, tag), self._messages, tensor, copy, arrives=False)
+        )
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> TorchWork:
         copy = tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
-        return self._kept(lambda: MessageWork(self._gloo.recv([copy], source, tag), tensor, copy, arrives=True))
+        return self._kept(
+            lambda: MessageWork(self._gloo.recv([copy], source, tag), self._messages, tensor, copy, arrives=True)
+        )
 
     def exchange(self, outgoing: Tensor, to: Sequence[int], incoming: Tensor, of: Sequence[int]) -> TorchWork:
         options = dist.AllToAllOptions()
@@ -188,6 +194,7 @@ class TorchGroup:
         self.cut_connections()
         for work in self._works:
             work.leave()
+        self._messages.end()
         if self._devices is not None:
             self._devices.leave()
         given_up = [work for work in self._works if work.is_given_up]
@@ -218,18 +225,17 @@ class TorchGroup:
     def _started(self, tensors: list[Tensor], collective: Callable[[Any, list[Tensor]], Any]) -> TorchWork:
         def start() -> TorchWork:
             if tensors[0].device.type == "cpu":
-                return TorchWork(collective(self._gloo, tensors), self._is_left)
+                return TorchWork(collective(self._gloo, tensors), self._is_closed)
             if self._devices is not None:
                 return TorchWork(self._devices.start(lambda library: collective(library, tensors)))
             copies = [tensor.cpu() for tensor in tensors]
-            return StagedWork(collective(self._gloo, copies), self._is_left, tensors, copies)
+            return StagedWork(collective(self._gloo, copies), self._is_closed, tensors, copies)
 
         return self._kept(start)
 
-    def _is_left(self) -> bool:
-        """Whether gloo has closed all connections, and no collective waits for a thread to begin it."""
-        unfinished = [work for work in self._works if work.is_collective and not work.is_done()]
-        return len(unfinished) <= GLOO_THREADS and not any(is_open(opened) for opened in self._sockets or ())
+    def _is_closed(self) -> bool:
+        """Whether gloo has closed all connections."""
+        return not any(is_open(opened) for opened in self._sockets or ())
 
     def _kept(self, start: Callable[[], TorchWork]) -> TorchWork:
         """What *start* has begun, noted for ``break_off``."""
