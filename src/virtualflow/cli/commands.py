@@ -22,7 +22,7 @@ PANELS = {
     "Simulation": ("simulate", "trace"),
 }  # fmt: skip
 FAMILIES = {  # modules with several commands; all others have the name of theirs
-    "jobs": ("status", "logs", "resize", "stop", "clean"),
+    "jobs": ("status", "resize", "stop"),
     "queue": ("submit", "queue", "describe", "pause", "resume", "priority", "cancel", "devices"),
 }
 MODULES = {name: module for module, names in FAMILIES.items() for name in names}

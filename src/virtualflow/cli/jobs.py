@@ -1,10 +1,8 @@
-"""``vf status``, ``resize``, ``logs``, ``stop`` and ``clean``: one job, on this machine or at ``$VF_CLUSTER``."""
+"""``vf status``, ``resize`` and ``stop``: one job, on this machine or at ``$VF_CLUSTER``."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -14,21 +12,18 @@ from rich.console import Group
 from rich.live import Live
 
 from virtualflow.cli.cell_table import colours_of, print_grid
-from virtualflow.cli.job_table import console, duration, event_lines, fact_table, job_table, speed_table, views_of
-from virtualflow.cli.options import seconds_of
+from virtualflow.cli.job_table import console, event_lines, fact_table, job_table, speed_table, views_of
 from virtualflow.cli.resuming import can_go_on, how_to_go_on
 from virtualflow.cli.screen import print_line
 from virtualflow.core.cells import Cells
 from virtualflow.core.devices import is_number
 from virtualflow.core.job_state import ENDED, JobState
 from virtualflow.core.wording import counted
-from virtualflow.errors import ConfigError, DamagedError, LaunchError
+from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.job import control
 from virtualflow.job.checkpoints import step_of
 from virtualflow.job.folder import JobFolder, all_jobs
 from virtualflow.job.folder_view import FolderView
-from virtualflow.job.output import LEAD_LOG, log_of
-from virtualflow.job.status import JobStatus
 from virtualflow.job.wire_messages import GetStatus, ResizeJob, StopJob
 from virtualflow.manager.client import Client
 
@@ -221,119 +216,6 @@ def _wait_until(is_so: Callable[[], bool], otherwise: str) -> None:
         if time.monotonic() > deadline:
             raise LaunchError(f"{otherwise} within {WAIT_SECONDS:.0f} s")
         time.sleep(0.1)
-
-
-def logs(
-    job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
-    device: Annotated[
-        str | None, typer.Option(help="Show this device's output instead of the lead's.", metavar="DEVICE")
-    ] = None,
-) -> None:
-    """Print the output of a job's lead worker."""
-    if (manager := Client.remote()) is not None:
-        if device is not None:
-            raise ConfigError("--device: from another machine, only the lead's output can be read")
-        read, is_over = _remote_log(manager, manager.job_id(job))
-    else:
-        read, is_over = _local_log(JobFolder.of(job), log_of(device) if device is not None else LEAD_LOG)
-    try:
-        while True:
-            ended = is_over()  # asked first: what was printed before that is there then
-            while text := read():
-                sys.stdout.write(text)
-                sys.stdout.flush()
-            if not follow or ended:
-                return
-            time.sleep(0.2)
-    except KeyboardInterrupt:
-        return
-
-
-Log = tuple[Callable[[], str], Callable[[], bool]]  # reads what is new, and whether nothing more comes
-
-
-def _local_log(folder: JobFolder, name: str) -> Log:
-    path, position = folder.path / "logs" / name, 0
-
-    def read() -> str:
-        nonlocal position
-        if not path.exists():
-            return ""
-        with path.open("rb") as file:
-            file.seek(position)
-            data = file.read()
-            position = file.tell()
-        return data.decode(errors="replace")
-
-    return read, lambda: folder.read_state().state.is_ended
-
-
-def _remote_log(manager: Client, job: str) -> Log:
-    position = 0
-
-    def read() -> str:
-        nonlocal position
-        answer = manager.get(f"/api/jobs/{job}/logs?offset={position}&tail=false")
-        position = answer["offset"]
-        return str(answer["text"])
-
-    return read, lambda: manager.get(f"/api/jobs/{job}")["state"] in ENDED
-
-
-def clean(
-    job: Annotated[
-        str | None, typer.Argument(help="One job, whatever its age; without it, all that have ended.", metavar="JOB")
-    ] = None,
-    older_than: Annotated[
-        str,
-        typer.Option(help="Keep jobs that ended within this time, such as 12h or 7d; 0 keeps none.", metavar="TIME"),
-    ] = "7d",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
-) -> None:
-    """Remove the folders of jobs that ended more than a week ago, with their checkpoints and logs. Asks first."""
-    if job is not None:
-        old = [JobFolder.of(job)]
-        _check_removable(old[0])
-    else:
-        age = seconds_of(older_than, "--older-than")
-        old = [folder for folder in all_jobs() if _is_removable(folder) and time.time() - folder.last_change() >= age]
-    if not old:
-        newer = "has ended" if age == 0 else f"ended more than {older_than} ago. --older-than 0 removes newer ones, too"
-        print(f"nothing to remove: no job {newer}.")
-        return
-    for folder in old:
-        print_line(f"{folder.path.name}  {folder.title()}  ended {duration(time.time() - folder.last_change())} ago")
-    if not yes and not typer.confirm(f"Remove {counted(len(old), 'job')}, with checkpoints and logs?"):
-        return
-    for folder in old:
-        _remove(folder)
-
-
-def _remove(folder: JobFolder) -> None:
-    shutil.rmtree(folder.path)
-    print(f"removed job {folder.path.name}")
-
-
-def _check_removable(folder: JobFolder) -> None:
-    job, state = folder.path.name, folder.read_state().state
-    if folder.is_locked():
-        raise LaunchError(f"job {job} is running; `vf stop {job}` ends it")
-    if state not in ENDED:
-        raise LaunchError(f"job {job} has not ended: its state is {state}")
-
-
-def _is_removable(folder: JobFolder) -> bool:
-    runs, last = folder.is_locked(), folder.read_state()
-    return not runs and last.state.is_ended and not _may_go_on(folder, last)
-
-
-def _may_go_on(folder: JobFolder, status: JobStatus) -> bool:
-    """Whether it is a manager's job that is not known to be over: its coordinator may just be gone."""
-    try:
-        return folder.spec().managed and status.state != JobState.DONE and not status.over
-    except (OSError, DamagedError):
-        return True
 
 
 def describe(folder: JobFolder) -> dict[str, Any]:
