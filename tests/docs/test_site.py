@@ -1,4 +1,4 @@
-"""The documents build as a site, without a warning."""
+"""The documents build as a site, without a warning, and whoever begins at its front page finds each of them."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "reference" / "api" / "index.html").exists()
+
+
+@pytest.mark.parametrize("contents", ["docs/index.md", "mkdocs.yml", "README.md"])
+def test_every_page_is_listed(contents: str) -> None:
+    docs, text = ROOT / "docs", (ROOT / contents).read_text()
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"index.md"}
+    assert sorted(page for page in pages if page not in text) == []

@@ -22,7 +22,10 @@ def bisect(
     one: Annotated[str, typer.Argument(help="A job's id or name.", metavar="RUN")],
     other: Annotated[str, typer.Argument(help="The run to compare it with.", metavar="RUN")],
     devices: Annotated[
-        str | None, typer.Option(help="On how many devices to replay the step; by default as many as each run had.")
+        str | None,
+        typer.Option(
+            help="The number of devices to replay the step on; by default as many as each run had.", metavar="N"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

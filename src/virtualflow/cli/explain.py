@@ -44,8 +44,8 @@ def explain(
     stages: Annotated[
         int | None, typer.Option(help="The number of stages that the model is cut into.", metavar="N", min=1)
     ] = None,
-    copies: Annotated[int, typer.Option(help="With stages: on how many devices each is kept.", min=1)] = 2,
-    pipeline: Annotated[str, typer.Option(help="With stages: the schedule, 1f1b or gpipe.")] = "1f1b",
+    copies: Annotated[int, typer.Option(help="With stages: on how many devices each is kept.", min=1, metavar="N")] = 2,
+    pipeline: Annotated[str, typer.Option(help="With stages: the schedule.", metavar="1f1b|gpipe")] = "1f1b",
     workload: Annotated[
         str | None, typer.Option(help="With stages: the script, if it was profiled.", metavar="SCRIPT")
     ] = None,

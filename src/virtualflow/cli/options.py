@@ -58,9 +58,12 @@ Include = Annotated[
 ]
 
 Useful = Annotated[
-    bool, typer.Option("--useful", help="wfs: a job takes no device that brings it nothing; those go to others.")
+    bool, typer.Option("--useful", help="wfs: a job gets no device that would not make it faster; others get it.")
 ]
-RoundSeconds = Annotated[float, typer.Option(help="las and its kin: how long a round is.", min=0.1, metavar="SECONDS")]
+RoundSeconds = Annotated[
+    float,
+    typer.Option(help="las and Gavel's other policies: the length of a round.", min=0.1, metavar="SECONDS"),
+]
 
 
 def preload_of(text: str | None) -> tuple[str, ...] | None:

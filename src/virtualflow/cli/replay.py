@@ -27,25 +27,28 @@ from virtualflow.replaying.step_replay import InterruptedReplay, RecordedRun, Re
 def replay(
     job: JobArgument,
     step: Annotated[int, typer.Option(help="The step, as `vf verify` and the event stream count: from 0 on.", min=0)],
-    devices: Annotated[str, typer.Option(help="On how many devices to replay it.", metavar="N")] = "1",
+    devices: Annotated[str, typer.Option(help="The number of devices to replay it on.", metavar="N")] = "1",
     node: Annotated[
-        int | None, typer.Option(help="Show what this virtual node was given and what came of it.", min=0)
+        int | None, typer.Option(help="Show the inputs and the results of this virtual node.", min=0, metavar="N")
     ] = None,
     dump: Annotated[
         Path | None,
-        typer.Option(help="Write inputs, loss and gradients of the virtual node there; of all without --node."),
+        typer.Option(
+            help="A folder for the inputs, loss and gradients of that virtual node, or of all without --node.",
+            metavar="DIR",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a step of a job again, on any devices, and compare it with what the job has recorded.
+    """Run a step of a job again, on any devices, and compare it with the job's record of it.
 
-    It goes on from the job's last checkpoint before the step, with the job's own copy of the program, and leaves the
-    job as it is. Exit code 0 means equal, 1 means not.
+    It starts from the job's last checkpoint before the step, runs the job's own copy of the program, and does not
+    change the job. Exit code 0 means equal, 1 means not.
     """
     if dump is not None:
         check_folder(dump, "--dump")
         if dump.is_dir() and any(dump.iterdir()):
-            raise LaunchError(f"--dump {dump}: there is something in it. Choose a folder that is new, or empty.")
+            raise LaunchError(f"--dump {dump} is not empty. Choose a new or an empty folder.")
     run = RecordedRun.of(JobFolder.of(job))
     _check_node(run, step, node)
     names = devices_of(devices, None, None, None).names

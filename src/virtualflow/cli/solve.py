@@ -60,9 +60,14 @@ def solve(
         ),
     ] = None,
     copies: Annotated[
-        int, typer.Option(help="Of a model in stages: on how many devices each is kept, as in its script.", min=1)
+        int,
+        typer.Option(
+            help="Of a model in stages: on how many devices each is kept, as in its script.", min=1, metavar="N"
+        ),
     ] = 2,
-    pipeline: Annotated[str, typer.Option(help="Of a model in stages: the schedule, as in its script.")] = "1f1b",
+    pipeline: Annotated[
+        str, typer.Option(help="Of a model in stages: the schedule, as in its script.", metavar="1f1b|gpipe")
+    ] = "1f1b",
     memory: Annotated[
         str | None,
         typer.Option(
