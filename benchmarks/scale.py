@@ -31,6 +31,7 @@ from virtualflow.manager.fleet import Fleet
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.record import Record
 from virtualflow.manager.records import Records
+from virtualflow.manager.service import settle
 from virtualflow.sim import costs, importers, metrics
 from virtualflow.sim.compare import Setting, on_machines
 from virtualflow.sim.compare import run as simulate
@@ -126,8 +127,9 @@ def _tick(section: report.Section, jobs: int) -> dict[str, Any]:
             _append(own, RunStarted({}, [device], [device] * 4, 4))
         cluster = Cluster(tuple(parse_pools(f"V100:{jobs}")), {})
         manager = Manager(cluster, registry.make("wfs"), records, fleet=Fleet(launcher=FakeLauncher()))
+        settle()
         milliseconds = []
-        for step in range(3 + 20):
+        for step in range(3 + 40):
             for own in folders:
                 _append(own, StepDone(step, 0, 1.0, "", None, "", "", 32, 0.1, 1))
             begun = time.process_time()
@@ -136,7 +138,7 @@ def _tick(section: report.Section, jobs: int) -> dict[str, Any]:
         assert all(manager.fleet.watch(record.id).step == step + 1 for record in records.all())
     median, most = statistics.median(milliseconds[3:]), max(milliseconds[3:])
     title = f"a manager's tick with {jobs:,} running jobs, each a step further: processor time, ms (goal: under 100)"
-    section.show(title, ["median of 20", "most"], [[f"{median:.0f}", f"{most:.0f}"]])
+    section.show(title, ["median of 40", "most"], [[f"{median:.0f}", f"{most:.0f}"]])
     return {"jobs": jobs, "median_ms": median, "max_ms": most}
 
 

@@ -222,6 +222,10 @@ def tick() -> str:
     return f"{results('scale')['results']['tick']['median_ms']:.0f} ms"
 
 
+def longest_tick() -> str:
+    return f"{results('scale')['results']['tick']['max_ms']:.0f} ms"
+
+
 def programs() -> str:
     found = results("gavel")["results"]["programs"]
     first, *others = (f"{each['jobs']:,}" for each in found)
@@ -314,6 +318,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "scale.decisions": large_decisions,
     "scale.philly": philly_under_las,
     "scale.tick": tick,
+    "scale.tick.most": longest_tick,
     "node-sizes": node_sizes,
     "learning": learnt,
     "learning.given-back": given_back,

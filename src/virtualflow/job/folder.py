@@ -80,6 +80,7 @@ class JobFolder:
         self.control = path / "control.sock"
         self.failure = path / "failure.txt"
         self.launch = path / "launch.json"
+        self.state = path / "state.json"
         self.lock = path / "lock"
 
     @classmethod
@@ -148,7 +149,7 @@ class JobFolder:
             raise DamagedError(f"{self._spec} was written by another version, or is damaged: {error}") from error
 
     def write_state(self, status: JobStatus) -> None:
-        path, state = self.path / "state.json", status.as_json()
+        path, state = self.state, status.as_json()
         try:
             write_json(path, state)
         except OSError:
@@ -182,11 +183,10 @@ class JobFolder:
 
     def written_state(self) -> JobStatus:
         """Just what was written. Raises FileNotFoundError, DamagedError, or another OSError if it can't be read now."""
-        path = self.path / "state.json"
         try:
-            return msgspec.convert(read_json(path), JobStatus)
+            return msgspec.convert(read_json(self.state), JobStatus)
         except msgspec.ValidationError as error:
-            raise DamagedError(f"{path} is damaged: the job's state is not in it ({error})") from error
+            raise DamagedError(f"{self.state} is damaged: the job's state is not in it ({error})") from error
 
     def read_counts(self) -> dict[str, Any]:
         """What a job's state keeps from one launch to the next."""
@@ -199,7 +199,7 @@ class JobFolder:
     def state_written(self) -> tuple[int, int] | None:
         """Changes whenever a state is written."""
         try:
-            status = (self.path / "state.json").stat()
+            status = self.state.stat()
         except FileNotFoundError:
             return None
         return status.st_ino, status.st_mtime_ns

@@ -125,9 +125,10 @@ class Watch:
         if math.isfinite(event.seconds):
             self._note_time(event)
             self._recent.append((event.examples, event.seconds))
-            seconds = max(sum(seconds for _, seconds in self._recent), 1e-9)
-            self.step_seconds = seconds / len(self._recent)
-            self.examples_per_second = round(sum(examples for examples, _ in self._recent) / seconds, 1)
+            examples, lengths = zip(*self._recent, strict=True)
+            seconds = max(sum(lengths), 1e-9)
+            self.step_seconds = seconds / len(lengths)
+            self.examples_per_second = round(sum(examples) / seconds, 1)
         if event.step % self._every == 0:
             for name, value in event.metrics.items():
                 self._note_metric(time, self.step, name, value)

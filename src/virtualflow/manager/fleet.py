@@ -224,7 +224,9 @@ class Fleet:
                 job.status = status
             job.written = written
         self.watch(job_id).read()
-        job.use = self._use_readers.setdefault(job_id, UseReader(folder.path)).read()
+        if job_id not in self._use_readers:
+            self._use_readers[job_id] = UseReader(folder.path)
+        job.use = self._use_readers[job_id].read()
         if job.status is not None and (devices := job.status.devices):
             job.holds = devices
             job.target = job.target or job.status.wanted or devices

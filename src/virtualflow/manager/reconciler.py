@@ -121,6 +121,8 @@ class Reconciler:
 
     def _drain(self, devices: Collection[str]) -> None:
         """A sentinel has found that these devices compute wrongly: no job gets them until they are given back."""
+        if not devices:
+            return
         if gone := tuple(sorted(set(self.driver.scheduler.placement.devices).intersection(devices))):
             self._records.lose(gone)
             self.driver.handle(DevicesLost(self._seconds(), gone))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -101,11 +102,18 @@ def serve(cluster: Cluster, policy: Policy, host: str, port: int | None, look: L
             partial = folder() / ".address.partial"
             partial.write_text(f"{scheme}://{host}:{listening.getsockname()[1]}\n")
             partial.replace(folder() / "address")  # complete before a client can find it
+            settle()
             try:
                 _loop(manager, over, look)
             finally:
                 manager.close()
                 (folder() / "address").unlink(missing_ok=True)
+
+
+def settle() -> None:
+    """What is there by now stays: no tick has to wait until the garbage collector has gone through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _listening(host: str, port: int | None) -> socket.socket:
