@@ -81,6 +81,7 @@ class Scripted:
         self.posted: list[tuple[str, Json]] = []
         self.refuse: str | None = None  # what the server says to every request to do something
         self.broken = False  # no stream
+        self.caller: Json = {"name": "manager", "role": "administer", "owner": ""}
         self.version = 0
         self.address = ""
 
@@ -120,6 +121,10 @@ class Scripted:
             if self.broken:
                 raise HTTPException(503, "away")
             return StreamingResponse(self.stream(), media_type="text/event-stream")
+
+        @app.get("/api/caller")
+        def caller() -> Json:
+            return self.caller
 
         @app.get("/api/history")
         def history() -> Json:

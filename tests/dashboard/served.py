@@ -13,6 +13,7 @@ from typing import Any
 from virtualflow.cluster.policies import registry
 from virtualflow.core.devices import parse_pools
 from virtualflow.core.job_description import JobDescription
+from virtualflow.core.job_terms import JobTerms
 from virtualflow.job.listener import listen
 from virtualflow.manager.api.connections import Limits
 from virtualflow.manager.api.server import Server
@@ -22,6 +23,7 @@ from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
+from virtualflow.manager.token_book import TOKENS, TokenBook
 
 TOKEN = "correct horse battery staple"
 Answer = tuple[int, dict[str, str], bytes]
@@ -42,6 +44,7 @@ class Site:
     port: int
     server: Server
     manager: Manager
+    home: Path
 
     @property
     def host(self) -> str:
@@ -55,24 +58,30 @@ class Site:
         connection.close()
         return answered
 
-    def trusted(self, verb: str, path: str, body: Any = None) -> Any:
-        status, _, text = self.ask(verb, path, body, {"Authorization": f"Bearer {TOKEN}"})
-        assert status < 300, text
-        return json.loads(text)
+    def asked_by(self, token: str, verb: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """What whoever has *token* is told."""
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        status, _, text = self.ask(verb, path, body, headers)
+        return status, json.loads(text)
 
-    def link(self) -> str:
-        return f"/login?code={self.trusted('POST', '/api/login')['code']}"
+    def trusted(self, verb: str, path: str, body: Any = None, token: str = TOKEN) -> Any:
+        status, answer = self.asked_by(token, verb, path, body)
+        assert status < 300, answer
+        return answer
 
-    def sign_in(self) -> Signed:
-        status, headers, _ = self.ask("GET", self.link())
+    def link(self, token: str = TOKEN) -> str:
+        return f"/login?code={self.trusted('POST', '/api/login', token=token)['code']}"
+
+    def sign_in(self, token: str = TOKEN) -> Signed:
+        status, headers, _ = self.ask("GET", self.link(token))
         assert status == 303
         where, _, key = headers["location"].partition("#session=")
         assert where == "/"
         return Signed({"Cookie": headers["set-cookie"].partition(";")[0]}, {"X-VF-Session": key})
 
-    def a_job(self) -> str:
+    def a_job(self, owner: str = "") -> str:
         """One that waits for ever: nobody drives this manager."""
-        return self.manager.submit(Submission(JobDescription("job.py"), {"job.py": ""}))
+        return self.manager.submit(Submission(JobDescription("job.py"), {"job.py": ""}, terms=JobTerms(owner=owner)))
 
     def state_of(self, job: str) -> str:
         return self.manager.records[job].state
@@ -84,6 +93,7 @@ def a_site(home: Path, limits: Limits | None = None) -> Iterator[Site]:
     records = Records(home / "jobs.sqlite")
     with listen("127.0.0.1", 0) as listening:
         manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), records)
-        with serving(ClusterSource(manager), TOKEN.encode(), listening, limits=limits) as server:
-            yield Site(listening.getsockname()[1], server, manager)
+        book = TokenBook(TOKEN.encode(), home / TOKENS)
+        with serving(ClusterSource(manager, book), book, listening, limits=limits, folder=home) as server:
+            yield Site(listening.getsockname()[1], server, manager, home)
     records.close()

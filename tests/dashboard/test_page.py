@@ -318,6 +318,41 @@ def test_the_servers_refusal_is_shown(page: Any, scripted: Scripted) -> None:
     page.locator(".toast.error", has_text="job one has ended").wait_for()
 
 
+@pytest.mark.parametrize(
+    ("caller", "shown", "other"),
+    [
+        ({"name": "wall", "role": "look", "owner": ""}, (False, [], False), []),
+        (
+            {"name": "ann", "role": "submit", "owner": "ann"},
+            (True, ["Resize…", "Priority…", "Pause", "Cancel…"], False),
+            [],
+        ),
+        (
+            {"name": "ada", "role": "administer", "owner": ""},
+            (True, ["Resize…", "Priority…", "Pause", "Cancel…"], True),
+            ["Resize…", "Priority…", "Pause", "Cancel…"],
+        ),
+    ],
+)
+def test_a_page_shows_no_button_that_its_token_may_not_use(
+    page: Any, scripted: Scripted, caller: dict[str, str], shown: tuple[bool, list[str], bool], other: list[str]
+) -> None:
+    scripted.caller = caller
+    scripted.push([a_job("hers", devices=TWO, owner="ann"), a_job("his", devices=("cpu:2",), owner="bob")])
+    page.goto(scripted.address)
+    page.locator("#jobs [data-job=hers] button.name").click()
+    if caller["role"] != "administer":
+        page.get_by_text(f"{caller['name']} may {caller['role']}").wait_for()
+    else:
+        page.locator("#submit").wait_for()
+    buttons = page.locator(".actions button:visible")
+    drains = page.locator(".device button.small")
+    assert (page.locator("#submit").is_visible(), buttons.all_inner_texts(), drains.first.is_visible()) == shown
+    page.locator("#jobs [data-job=his] button.name").click()
+    page.locator("#detail-name", has_text="his").wait_for()
+    assert buttons.all_inner_texts() == other
+
+
 def test_a_lost_stream_is_told_and_found_again(page: Any, scripted: Scripted) -> None:
     page.goto(scripted.address)
     page.get_by_text("live", exact=True).wait_for()

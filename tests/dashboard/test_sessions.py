@@ -16,9 +16,11 @@ from tests.dashboard.served import Site, a_site
 from virtualflow.manager.api import sessions
 from virtualflow.manager.api.guard import _cookie, _cookies
 from virtualflow.manager.api.sessions import Session, Sessions
+from virtualflow.manager.token_book import TokenBook
 from virtualflow.testing import FakeClock
 
 PAGE = ("/", "/docs", "/openapi.json", "/static/app.js")
+OWN = TokenBook(b"a token").own
 OF_JOBS = ("/api/state", "/api/jobs", "/api/history", "/api/devices", "/metrics", "/nothing")
 
 
@@ -133,7 +135,7 @@ def test_a_session_dies_with_its_server(vf_home: Path) -> None:
 def test_sessions_and_links_end_after_some_hours() -> None:
     clock = FakeClock()
     there = Sessions(clock)
-    late, code = there.one_time_code(), there.one_time_code()
+    late, code = there.one_time_code(OWN), there.one_time_code(OWN)
     session = there.open(code, "h")
     assert session is not None
     assert there.open(code, "h") is None
@@ -149,10 +151,10 @@ def test_sessions_and_links_end_after_some_hours() -> None:
 
 def test_there_are_never_many_sessions_or_links() -> None:
     there = Sessions(FakeClock())
-    codes = [there.one_time_code() for _ in range(sessions.MOST + 1)]
+    codes = [there.one_time_code(OWN) for _ in range(sessions.MOST + 1)]
     opened = [there.open(code, "h") for code in codes]
     assert opened[0] is None
-    first, *_, last = [each for each in (*opened, *(there.open(there.one_time_code(), "h") for _ in "ab")) if each]
+    first, *_, last = [each for each in (*opened, *(there.open(there.one_time_code(OWN), "h") for _ in "ab")) if each]
     assert there.find([first.cookie.encode()]) is None
     assert there.find([last.cookie.encode()]) is last
 
@@ -167,7 +169,7 @@ def test_a_stream_ends_with_its_session(site: Site, monkeypatch: pytest.MonkeyPa
 
 def test_where_there_is_tls_the_cookie_is_the_hosts_own() -> None:
     scope = {"scheme": "https", "server": ("h", 4711), "headers": []}
-    cookie = _cookie(scope, Session("c", "k", "h:4711", 0.0)).decode()
+    cookie = _cookie(scope, Session("c", "k", "h:4711", 0.0, OWN)).decode()
     assert cookie.startswith("__Host-vf_session_4711=c; ")
     assert {"Secure", "HttpOnly", "Path=/"} <= {part.strip() for part in cookie.split(";")}
     sent = [(b"cookie", b"vf_session_4711=a; __Host-vf_session_4711=c"), (b"cookie", b"__Host-vf_session_4711=d")]

@@ -37,6 +37,7 @@ ELSEWHERE = {
     r"vf .*--backend ray.*": "a Ray cluster: the tests of the runtime have one",
     r"vf (run|profile) .*--listen 10\.0\.0\.5:.*": "an address of another machine: the tests of the runtime have some",
     r"vf join .*": "another machine",
+    r"vf cluster (token|audit|up --(tls|listen)).*": "several users: tests/manager/test_several_users.py has some",
     r"vf .*large\.(py|json).*": "a script whose model is cut into stages: the tests of stages have some",
     r"vf simulate (philly\.csv|vf_like_8jph_seed0\.trace) .*": "a published trace, to be fetched first",
     r"vf simulate --from-cluster .*": "a cluster with a past: tests/sim/test_replayed.py has one",

@@ -32,6 +32,7 @@ from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.status import JobStatus
 from virtualflow.job.wire_messages import GetStatus, JobRequest, WorkAssigned
 from virtualflow.system import tls
+from virtualflow.system.identity import identity
 from virtualflow.testing import FakeClock
 
 LINES = [
@@ -75,7 +76,7 @@ class Job:
         self.listener = Listener(self.selector, self._on_request, self._admit, self.clock)
         self.listener.listen_for_verbs(self.folder, owned)
         self.port = free_port()
-        self.listener.listen_for_workers("127.0.0.1", self.port, self.token_file, owned)
+        self.listener.listen_for_workers("127.0.0.1", self.port, self.token_file, identity(), owned)
 
     def _on_request(self, request: JobRequest) -> JobStatus:
         self.requests.append(request)
@@ -101,7 +102,7 @@ class Job:
     def joins(self) -> None:
         """Somebody who has the token is let in."""
         before = len(self.admitted)
-        token = tokens.read_token(self.token_file, create=False)
+        token = tokens.read_token(self.token_file)
         with ExitStack() as owned:
             pool = owned.enter_context(_thread(lambda: tokens.connect("127.0.0.1", self.port, token)))
             self.until(lambda: pool.done)
@@ -340,8 +341,8 @@ def test_without_a_descriptor_left_the_job_listens_again_later(job: Job) -> None
 
 def test_a_worker_does_not_work_for_whoever_has_another_certificate(job: Job, tmp_path: Path) -> None:
     """A man in the middle has the address, and passes on what both sides say."""
-    token = tokens.read_token(job.token_file, create=False)
-    other = tls.identity(tmp_path / "other")
+    token = tokens.read_token(job.token_file)
+    other = identity(tmp_path / "other")
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
         _thread(lambda: tls.serve(listening.accept()[0], tls.server_context(other))) as between,
@@ -352,11 +353,11 @@ def test_a_worker_does_not_work_for_whoever_has_another_certificate(job: Job, tm
 
 
 def test_a_worker_does_not_work_for_a_job_that_does_not_know_the_token(job: Job) -> None:
-    token = tokens.read_token(job.token_file, create=False)
+    token = tokens.read_token(job.token_file)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def pretend() -> None:
-            with tls.serve(listening.accept()[0], tls.server_context(tls.identity())) as line:
+            with tls.serve(listening.accept()[0], tls.server_context(identity())) as line:
                 line.sendall(b'{"type": "Challenge", "nonce": "00"}\n')
                 line.recv(4096)
                 line.sendall(b'{"type": "JobProof", "answer": "00"}\n{"type": "WorkAssigned"}\n')
@@ -369,26 +370,26 @@ def test_a_worker_does_not_work_for_a_job_that_does_not_know_the_token(job: Job)
 def test_a_token_without_a_certificate_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("0123456789abcdef0123\n")
-    token = tokens.read_token(file, create=False)
+    token = tokens.read_token(file)
     with pytest.raises(LaunchError, match="names no certificate"):
         tokens.connect("127.0.0.1", 1, token)
 
 
 def test_the_token_file_of_a_job_is_for_its_owner_and_keeps_its_secret(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    made = tokens.read_token(file, create=True)
+    made = tokens.made_token(file, identity())
     assert oct(file.stat().st_mode & 0o777) == "0o600"
-    assert made.fingerprint == tls.identity().fingerprint
-    assert tokens.read_token(file, create=True) == made
+    assert made.fingerprint == identity().fingerprint
+    assert tokens.made_token(file, identity()) == made
     file.write_text("0123456789abcdef0123\nsha256:" + 64 * "0" + "\n")  # that of another machine
-    renewed = tokens.read_token(file, create=True)
+    renewed = tokens.made_token(file, identity())
     assert renewed.secret == b"0123456789abcdef0123"
     assert renewed.fingerprint == made.fingerprint
 
 
 @pytest.mark.parametrize("size", [1, 70_000, 5_000_000])
 def test_a_tunnel_passes_on_every_byte_both_ways(size: int) -> None:
-    own = tls.identity()
+    own = identity()
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
         _thread(lambda: tls.serve(listening.accept()[0], tls.server_context(own))) as serving,

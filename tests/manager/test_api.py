@@ -35,6 +35,7 @@ from virtualflow.manager.client import Client
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
+from virtualflow.manager.token_book import TokenBook
 
 pytestmark = pytest.mark.timeout(400)  # a busy machine decides nothing
 
@@ -51,7 +52,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         patch.setenv("VF_HOME", str(home))
         records = Records(home / "jobs.sqlite")
         manager = Manager(Cluster(tuple(parse_pools("4")), {}), registry.make("wfs"), records)
-        with serving(ClusterSource(manager), TOKEN.encode(), listening):
+        with serving(ClusterSource(manager), TokenBook(TOKEN.encode()), listening):
             yield f"http://127.0.0.1:{listening.getsockname()[1]}", home
         records.close()
 

@@ -28,6 +28,8 @@ from virtualflow.manager.fleet import Fleet
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
 from virtualflow.manager.submission import Submission
+from virtualflow.manager.token_book import TokenBook
+from virtualflow.system.identity import identity
 from virtualflow.testing import FakeLauncher
 
 SCRIPT = {"job.py": "print('hello')\n"}
@@ -90,8 +92,8 @@ def launched(manager: Manager, starts: Starts) -> Iterator[None]:
 def answering(manager: Manager) -> Iterator[None]:
     """Verbs reach the manager, over HTTP."""
     folder().mkdir(parents=True, exist_ok=True)
-    token = tokens.read_token(folder() / "token", create=True).secret
-    with listen("127.0.0.1", 0) as listening, serving(ClusterSource(manager), token, listening):
+    token = tokens.made_token(folder() / "token", identity()).secret
+    with listen("127.0.0.1", 0) as listening, serving(ClusterSource(manager), TokenBook(token), listening):
         (folder() / "address").write_text(f"http://127.0.0.1:{listening.getsockname()[1]}\n")
         yield
 

@@ -14,22 +14,28 @@ from urllib.parse import urlsplit
 
 import typer
 
+from virtualflow.cli.audit import audit
 from virtualflow.cli.dashboard import link_to, needed
 from virtualflow.cli.help import Command
 from virtualflow.cli.memory import OfDevices
 from virtualflow.cli.memory import device_memory as memory_of
 from virtualflow.cli.options import (
+    UNENCRYPTED,
     DeviceFile,
     DeviceType,
     Emulate,
     RoundSeconds,
     TimeScale,
+    TlsCert,
+    TlsKey,
     Useful,
     device_type_of,
     devices_in,
     pools_of,
 )
 from virtualflow.cli.orphans import orphans, restore
+from virtualflow.cli.screen import print_line
+from virtualflow.cli.tokens import token
 from virtualflow.cli.users import users_in
 from virtualflow.cluster.policies import registry
 from virtualflow.cluster.policies.base import Options
@@ -39,9 +45,11 @@ from virtualflow.errors import ConfigError
 from virtualflow.job import tokens
 from virtualflow.manager import service
 from virtualflow.manager.client import Client, folder
-from virtualflow.system import private_files
+from virtualflow.system import identity, private_files, tls
 
 cluster = typer.Typer(no_args_is_help=True, help="Run a manager, which shares devices among many jobs.")
+cluster.add_typer(token, name="token")
+cluster.command(cls=Command)(audit)
 cluster.command(cls=Command)(orphans)
 cluster.command(cls=Command)(restore)
 
@@ -65,10 +73,17 @@ def up(
     listen: Annotated[
         str | None,
         typer.Option(
-            help=f"The address to listen on, 127.0.0.1:{service.PORT} by default; encrypted, unless it is loopback.",
+            help=f"The address to listen on, 127.0.0.1:{service.PORT} by default. Requests are encrypted, on "
+            "loopback with --tls; with --backend ray, what workers send each other (gloo, NCCL) is not: use a private "
+            "network, or WireGuard.",
             metavar="HOST:PORT",
         ),
     ] = None,
+    encrypt: Annotated[
+        bool, typer.Option("--tls", help="Encrypt on loopback, too; clients know the manager by its certificate.")
+    ] = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     device_file: DeviceFile = None,
     device_memory: OfDevices = None,
     emulate: Emulate = None,
@@ -108,6 +123,10 @@ def up(
         policy, Options(round=round, useful=useful, round_seconds=round_seconds, backfill=backfill)
     )
     host, port = tokens.parse_address(listen) if listen is not None else ("127.0.0.1", None)
+    is_open = not tls.is_loopback(host)
+    own = identity.chosen(tls_cert, tls_key) if is_open or encrypt or tls_cert or tls_key else None
+    if backend == "ray" and is_open:
+        print_line(UNENCRYPTED, sys.stderr)
     if backend not in ("local", "ray"):
         raise ConfigError(f"--backend {backend}: expected local or ray")
     if backend == "ray" and devices is not None:
@@ -129,15 +148,16 @@ def up(
             memory = memory_of(device_memory, device_file, [pool.device_type for pool in hardware.pools])
             chosen_type = device_type_of(device_type, devices)
             chosen = replace(hardware, patience_seconds=patience, device_type=chosen_type, memory=memory, users=sharing)
-            service.serve(chosen, scheduling, host, port, look)
+            service.serve(chosen, scheduling, host, port, look, own)
         return
     client = service.start([sys.executable, "-m", "virtualflow.cli.main", *sys.argv[1:], "--foreground"])
     print(f"manager at {client.address}")
-    if client.address.startswith("https"):
-        print(f"its certificate is its own, {client.fingerprint}: a browser asks you about it once")
+    if own is not None:
+        whose = f"{own.certificate}" if own.is_given else "its own: a browser asks you about it once"
+        print(f"certificate: {client.fingerprint}, {whose}")
     print(f"dashboard: {link_to(client)} (works once; `vf dashboard` makes another)")
     port = urlsplit(client.address).port
-    if not client.address.startswith("https"):
+    if not is_open:
         here = f"{os.environ.get('USER', 'USER')}@{gethostname()}"
         print(f"from another machine, first: ssh -L {port}:127.0.0.1:{port} {here}")
     if listen is None and port != service.PORT:

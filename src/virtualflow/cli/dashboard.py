@@ -16,6 +16,7 @@ from virtualflow.errors import LaunchError
 from virtualflow.job.folder import JobFolder
 from virtualflow.job.listener import listen
 from virtualflow.manager.client import Client
+from virtualflow.manager.token_book import TokenBook
 
 
 def dashboard(
@@ -41,9 +42,9 @@ def of_one_job(folder: JobFolder) -> Iterator[None]:
         from virtualflow.manager.api.views import JobSource
     with (
         listen("127.0.0.1", 0) as listening,
-        serving(JobSource(folder), secrets.token_hex(32).encode(), listening) as server,
+        serving(JobSource(folder), TokenBook(secrets.token_bytes(32)), listening) as server,
     ):
-        link = f"http://127.0.0.1:{listening.getsockname()[1]}/login?code={server.guard.one_time_code()}"
+        link = f"http://127.0.0.1:{listening.getsockname()[1]}{server.sign_in_path()}"
         print(f"dashboard: {link}", file=sys.stderr, flush=True)
         _open(link)
         yield

@@ -10,7 +10,7 @@ DEVICES, CHECKPOINTS = "Devices", "Checkpoints and failures"
 PANELS = {  # of the verbs that take a script, for options that do not name theirs; all others are in "Options"
     DEVICES: ("devices", "device_type", "threads_per_device", "mapping"),
     "Mixed and emulated devices": ("plan", "profiles", "rebalance", "device_file", "emulate", "time_scale"),
-    "Other machines": ("backend", "listen", "token_file", "machines", "communication"),
+    "Other machines": ("backend", "listen", "token_file", "tls_cert", "tls_key", "machines", "communication"),
     CHECKPOINTS: ("resume", "from_checkpoint", "replace", "patience"),
     "Output": ("detach", "progress", "all_output", "dashboard", "output", "wait", "as_json"),
     "Many jobs": ("sweep",),

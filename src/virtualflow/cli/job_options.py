@@ -15,7 +15,6 @@ import typer
 
 from virtualflow.cli.help import CHECKPOINTS, DEVICES
 from virtualflow.cli.options import moment_of, preload_of, seconds_of
-from virtualflow.cli.users import user_here
 from virtualflow.core.verdicts import rate_of
 
 CheckpointEvery = Annotated[
@@ -126,8 +125,8 @@ class TermOptions:
     owner: Annotated[str | None, typer.Option(help="Whose job it is, where that is not you.", metavar="USER")] = None
 
     def terms(self) -> dict[str, Any]:
-        """The terms' fields."""
-        terms = asdict(self) | {"owner": self.owner if self.owner is not None else user_here()}
+        """The terms' fields; of the owner only what was given."""
+        terms = asdict(self)
         expect, by = terms.pop("expect"), terms["by"]
         terms |= {"by": moment_of(by, "--by", time.time()) if by is not None else None, "after": self.after or []}
         return terms | {"expect_seconds": seconds_of(expect, "--expect") if expect is not None else None}

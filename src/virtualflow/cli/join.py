@@ -31,7 +31,7 @@ def join(
     continues without it.
     """
     host, port = tokens.parse_address(address)
-    token = tokens.read_token(token_file, create=False)
+    token = tokens.read_token(token_file)
     if hash_seed_here() == "random":
         _start_again_with("0")  # what most jobs have
     from virtualflow.job import worker  # loads torch, before the job learns that this device is there

@@ -26,7 +26,14 @@ from virtualflow.program import source
 from virtualflow.program.manifest import Program
 from virtualflow.solver import device_files, profile_files
 from virtualflow.solver.profile_files import BUILT_IN
+from virtualflow.system import tls
 from virtualflow.system.home import profiles_of
+from virtualflow.system.identity import Identity
+
+UNENCRYPTED = (
+    "warning: what workers send each other in a step (gloo, NCCL) is not encrypted. Use --listen in a private network, "
+    "or on an address of a WireGuard tunnel. `vf join` itself is encrypted."
+)
 
 UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 AsModule = Annotated[
@@ -43,8 +50,17 @@ Emulate = Annotated[
 TimeScale = Annotated[float | None, typer.Option(help="Scale of emulated times, such as 0.05.", metavar="FACTOR")]
 Listen = Annotated[
     str | None,
-    typer.Option(help="Accept workers from other machines at this address: see `vf join`.", metavar="HOST:PORT"),
+    typer.Option(
+        help="Accept workers from other machines at this address: see `vf join`. What workers send each other "
+        "(gloo, NCCL) is not encrypted: use a private network, or WireGuard.",
+        metavar="HOST:PORT",
+    ),
 ]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(help="Be known by this certificate (PEM) instead of this machine's own.", metavar="FILE"),
+]
+TlsKey = Annotated[Path | None, typer.Option(help="The key of --tls-cert (PEM).", metavar="FILE")]
 TokenFile = Annotated[
     Path | None, typer.Option(help="The file with the job's token; created if missing.", metavar="FILE")
 ]
@@ -105,12 +121,14 @@ def device_names(text: str) -> tuple[str, ...]:
     return tuple(str(number) for number in range(int(text)))
 
 
-def token_file_for(listen: str, token_file: Path | None) -> Path:
-    """The token file of a job that listens at the address *listen*."""
-    tokens.parse_address(listen)
+def token_file_for(listen: str, token_file: Path | None, own: Identity) -> Path:
+    """The token file of a job that listens at the address *listen*, and is known by *own*."""
+    host, _ = tokens.parse_address(listen)
     if token_file is None:
         raise LaunchError("--listen needs --token-file FILE: workers need its token to join the job")
-    tokens.read_token(token_file, create=True)  # a clear word now rather than when the job starts
+    tokens.made_token(token_file, own)  # a clear word now rather than when the job starts
+    if not tls.is_loopback(host):
+        print_line(UNENCRYPTED, sys.stderr)
     return token_file.resolve()
 
 

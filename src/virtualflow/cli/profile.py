@@ -38,6 +38,7 @@ from virtualflow.errors import ConfigError, LaunchError
 from virtualflow.profiling.bench import Bench, CommunicationCosts, InterruptedMeasurement, JoinAddress, Show
 from virtualflow.solver import profile_files
 from virtualflow.system.home import profiles_of
+from virtualflow.system.identity import identity
 from virtualflow.system.text import visible
 
 
@@ -100,7 +101,7 @@ def profile(
         raise ConfigError(
             "--machines N (2 or more) and --listen HOST:PORT go together: the other machines join at that address"
         )
-    join = JoinAddress(listen, token_file_for(listen, token_file)) if listen is not None else None
+    join = JoinAddress(listen, token_file_for(listen, token_file, identity())) if listen is not None else None
     folder = output or profiles_of(str(script))
     check_folder(folder)
     named = devices or f"{device_type}:1"

@@ -23,7 +23,7 @@ from virtualflow.cli.options import AsModule, Emulate, Include, TimeScale, momen
 from virtualflow.cli.screen import print_line, screen
 from virtualflow.cli.sweep import submit_all
 from virtualflow.cli.sweeps import combinations
-from virtualflow.cli.users import user_here
+from virtualflow.cli.users import owner_here
 from virtualflow.core.job_state import ENDED, JobState
 from virtualflow.core.sizes import size_text
 from virtualflow.errors import ConfigError, ManagerError
@@ -85,6 +85,7 @@ def submit(
         "emulated": _emulated(emulate, time_scale or 1.0) if emulate is not None else {},
     }
     body |= job.described() | terms.terms()
+    body["owner"] = terms.owner if terms.owner is not None else owner_here(client)
     body["after"] = [job_id for name in body["after"] for job_id in _followed(client, name)]
     if sweep:
         ids = submit_all(client, body, combinations(sweep), as_json=as_json)
@@ -104,9 +105,10 @@ def queue(
 ) -> None:
     """Show the manager's jobs: running, waiting, and the last ones that have ended."""
     client = Client.find()
+    me = owner_here(client) if mine else ""
 
     def jobs() -> list[dict[str, Any]]:
-        return [job for job in client.get("/api/jobs") if not mine or job["owner"] == user_here()]
+        return [job for job in client.get("/api/jobs") if not mine or job["owner"] == me]
 
     if as_json:
         print(json.dumps(jobs(), indent=2))

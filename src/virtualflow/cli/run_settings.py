@@ -19,6 +19,8 @@ from virtualflow.cli.options import (
     Listen,
     Profiles,
     TimeScale,
+    TlsCert,
+    TlsKey,
     TokenFile,
     devices_in,
     devices_of,
@@ -35,6 +37,7 @@ from virtualflow.errors import LaunchError, ProfileError
 from virtualflow.solver import plan as plans
 from virtualflow.solver import profile_files
 from virtualflow.solver.plan import JobLayout
+from virtualflow.system import identity
 from virtualflow.system.home import profiles_of
 
 
@@ -112,15 +115,23 @@ class LaunchOptions:
     ] = 30.0
     listen: Listen = None
     token_file: TokenFile = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
 
     def by_option(self) -> dict[str, dict[str, Any]]:
         """Fields of the launch by the option that decides them."""
-        file = str(token_file_for(self.listen, self.token_file)) if self.listen else None
+        if self.listen is None and (self.tls_cert is not None or self.tls_key is not None):
+            raise LaunchError(
+                "--tls-cert and --tls-key are about --listen HOST:PORT: nothing else of a job is on a network"
+            )
+        own = identity.chosen(self.tls_cert, self.tls_key) if self.listen else None
+        file = str(token_file_for(self.listen, self.token_file, own)) if self.listen and own else None
+        cert, key = (str(own.certificate), str(own.key)) if own is not None and own.is_given else (None, None)
         return {
             "backend": {"backend": _backend(self.backend)},
             "patience": {"patience_seconds": self.patience},
             "replace": {"replace_lost": self.replace},
-            "listen": {"listen": self.listen, "token_file": file},
+            "listen": {"listen": self.listen, "token_file": file, "tls_cert": cert, "tls_key": key},
         }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from virtualflow.cluster.policies.base import Policy
 from virtualflow.cluster.users import Users, users_of
 from virtualflow.errors import ConfigError
-from virtualflow.manager.client import folder
+from virtualflow.manager.client import Client, folder
 
 
 def user_here() -> str:
@@ -18,6 +18,11 @@ def user_here() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in some containers
         return ""
+
+
+def owner_here(client: Client) -> str:
+    """Whose jobs are submitted from here: the user that the token is for, or the one at this terminal."""
+    return str(client.get("/api/caller")["owner"]) or user_here()
 
 
 def users_in(file: Path | None, policy: Policy) -> Users | None:

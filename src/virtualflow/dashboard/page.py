@@ -13,7 +13,7 @@ STATIC = Path(__file__).parent / "static"
 # In the order of their imports, so that they may follow each other in one script.
 MODULES = (
     "format.js", "dom.js", "colours.js", "stacking.js", "api.js", "allocation.js", "curves.js", "jobs.js", "devices.js",
-    "cells.js", "detail.js", "report.js", "actions.js", "app.js",
+    "cells.js", "detail.js", "report.js", "actions.js", "roles.js", "app.js",
 )  # fmt: skip
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 

@@ -45,6 +45,7 @@ from virtualflow.job.verdict_reports import VerdictReports
 from virtualflow.job.wire import BEATS, Wire
 from virtualflow.job.wire_messages import FromWorker, JobRequest
 from virtualflow.program.manifest import RunningProgram
+from virtualflow.system import identity
 
 GRACE_SECONDS = 2.0  # between asking a worker to end and ending it
 TICK_SECONDS = 0.1
@@ -203,7 +204,8 @@ class Coordinator:
         self._listener.listen_for_verbs(self._folder, owned)
         if self._job.listen is not None:
             self._host, port = parse_address(self._job.listen)
-            self._listener.listen_for_workers(self._host, port, Path(self._job.token_file or ""), owned)
+            own = identity.chosen(self._job.tls_cert, self._job.tls_key)
+            self._listener.listen_for_workers(self._host, port, Path(self._job.token_file or ""), own, owned)
         for device in self._job.devices:
             self._starting.start_first(device, self._host, self._pump)
 

@@ -44,6 +44,8 @@ class JobSpec:
     replace_lost: bool = True
     listen: str | None = None  # HOST:PORT, for workers from other launchers
     token_file: str | None = None
+    tls_cert: str | None = None  # files of its owner's, by which those workers know it; None: this machine's own
+    tls_key: str | None = None
     workload: dict[str, Any] | None = None  # the profiles by which virtual nodes are mapped
     rebalance: bool = False
     pinned: dict[str, str] = field(default_factory=dict)  # by device: the machine that it is on, if that is decided

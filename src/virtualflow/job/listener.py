@@ -24,6 +24,7 @@ from virtualflow.job.tokens import JoinRequest
 from virtualflow.job.wire import Wire
 from virtualflow.job.wire_messages import REQUESTS, FromWorker, Heartbeat, JobRequest, Refusal, StatusReport, TokenProof
 from virtualflow.system import tls
+from virtualflow.system.identity import Identity
 
 OnRequest = Callable[[JobRequest], JobStatus]
 OnWorker = Callable[[Wire[FromWorker], str, int], None]
@@ -74,10 +75,10 @@ class Listener:
 
         self._listen(listening, on_connection, owned)
 
-    def listen_for_workers(self, host: str, port: int, token_file: Path, owned: ExitStack) -> None:
-        """On a port, for workers from other launchers."""
-        token = tokens.read_token(token_file, create=True)
-        context = tls.server_context(tls.identity())
+    def listen_for_workers(self, host: str, port: int, token_file: Path, own: Identity, owned: ExitStack) -> None:
+        """On a port, for workers from other launchers, who know the job by the certificate of *own*."""
+        token = tokens.made_token(token_file, own)
+        context = tls.server_context(own)
         listening = owned.enter_context(listen(host, port))
         listening.setblocking(False)
 

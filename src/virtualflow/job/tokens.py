@@ -33,7 +33,8 @@ from virtualflow.job.wire_messages import (
     TokenProof,
     WorkAssigned,
 )
-from virtualflow.system import tls
+from virtualflow.system import private_files, tls
+from virtualflow.system.identity import Identity
 
 ANSWER_SECONDS = 10.0
 WORKER, JOB = "worker", "job"  # the two sides of a handshake
@@ -65,14 +66,24 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def read_token(path: Path, *, create: bool) -> Token:
-    """What *path* holds. If it may be made, it is, for its owner's eyes only, with this machine's certificate in it."""
+def made_token(path: Path, own: Identity) -> Token:
+    """What *path* holds, for its owner's eyes only, with the fingerprint of *own* in it. A missing one is made."""
+    return _read(path, own.fingerprint)
+
+
+def read_token(path: Path) -> Token:
+    """What *path* holds."""
+    return _read(path, "")
+
+
+def _read(path: Path, fingerprint: str) -> Token:
+    """*fingerprint*: of the certificate that is to be in it; empty if this is another's file."""
     try:
-        if create:
-            _make(path, tls.identity().fingerprint)
+        if fingerprint:
+            write_token(path, fingerprint)
         secret, *others = path.read_text().split() or [""]
     except OSError as error:
-        advice = "Name a file in a folder of yours." if create else "Copy it from the job's machine."
+        advice = "Name a file in a folder of yours." if fingerprint else "Copy it from the job's machine."
         raise LaunchError(f"cannot read the token file {path}: {error.strerror}. {advice}") from error
     except UnicodeDecodeError as error:
         raise LaunchError(f"the token file {path} is not text. Name the file that `vf run --listen` made.") from error
@@ -81,15 +92,16 @@ def read_token(path: Path, *, create: bool) -> Token:
     return Token(secret.encode(), next(filter(_FINGERPRINT.fullmatch, others), ""))
 
 
-def _make(path: Path, fingerprint: str) -> None:
-    """A new secret if there is none, and the fingerprint of the certificate that this machine has now."""
-    words = path.read_text().split() if path.exists() else [secrets.token_hex(32)]
-    if fingerprint in words:
+def write_token(path: Path, fingerprint: str, secret: str = "") -> None:
+    """*secret*; or without one that of the file, or a new one; and the *fingerprint* of the server's certificate."""
+    words = [secret] if secret else path.read_text().split() if path.exists() else [secrets.token_hex(32)]
+    if fingerprint in words[1:]:
+        private_files.close(path)
         return
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write("\n".join([*words[:1], fingerprint]) + "\n")
+        file.write("\n".join([*words[:1], fingerprint]).strip() + "\n")
     partial.replace(path)
 
 

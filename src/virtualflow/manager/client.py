@@ -75,7 +75,7 @@ class Client:
                 f"there is no token file {file} for the manager at {address}. Copy $VF_HOME/cluster/token from its "
                 "machine, and set VF_TOKEN_FILE to the copy."
             )
-        token = tokens.read_token(file, create=False)
+        token = tokens.read_token(file)
         return cls(address, token.secret.decode(), token.fingerprint)
 
     @classmethod

@@ -27,7 +27,9 @@ from virtualflow.manager.client import RECORDS, Client, folder, only_manager
 from virtualflow.manager.description import Cluster
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.records import Records
-from virtualflow.system import tls
+from virtualflow.manager.token_book import TOKENS, TokenBook
+from virtualflow.system import identity
+from virtualflow.system.identity import Identity
 
 PORT = 8642  # where a manager answers, so that links and tunnels stay good
 TICK_SECONDS = 0.2
@@ -74,13 +76,19 @@ def ray_devices(emulate: EmulateDevices) -> Iterator[tuple[Cluster, LookForMachi
         yield Cluster(devices.pools, devices.emulated, "ray", machines=machines(), environment=known), look
 
 
-def serve(cluster: Cluster, policy: Policy, host: str, port: int | None, look: LookForMachines) -> None:
-    """Run a manager in this process until it is asked to end. Without a *port*, at the usual one if that is free."""
+def serve(
+    cluster: Cluster, policy: Policy, host: str, port: int | None, look: LookForMachines, own: Identity | None = None
+) -> None:
+    """Run a manager in this process until it is asked to end. Without a *port*, at the usual one if that is free.
+
+    *own*: by what its clients know it. Without that, its connections are not encrypted, and the host is loopback.
+    """
     from virtualflow.manager.api.serving import serving  # needs libraries that jobs do not
     from virtualflow.manager.api.views import ClusterSource
 
     with only_manager(), _listening(host, port) as listening:
-        token = tokens.read_token(folder() / "token", create=True).secret
+        token = tokens.made_token(folder() / "token", own or identity.identity()).secret
+        book = TokenBook(token, folder() / TOKENS)
         manager = Manager(cluster, policy, Records(folder() / RECORDS))
         devices, pid = manager.devices, os.getpid()
         _log.info(
@@ -96,9 +104,9 @@ def serve(cluster: Cluster, policy: Policy, host: str, port: int | None, look: L
             else:
                 manager.stop_jobs()
 
-        identity = None if tls.is_loopback(host) else tls.identity()
-        scheme = "http" if identity is None else "https"
-        with serving(ClusterSource(manager), token, listening, end, identity=identity):
+        scheme = "http" if own is None else "https"
+        source = ClusterSource(manager, book)
+        with serving(source, book, listening, end, identity=own, folder=folder()):
             partial = folder() / ".address.partial"
             partial.write_text(f"{scheme}://{host}:{listening.getsockname()[1]}\n")
             partial.replace(folder() / "address")  # complete before a client can find it

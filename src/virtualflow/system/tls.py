@@ -1,4 +1,4 @@
-"""Encrypted lines between machines: a certificate of this machine's own, and tunnels that the rest knows nothing of.
+"""Encrypted lines between machines, as tunnels that the rest knows nothing of.
 
 The client compares the certificate with the fingerprint that it was given: no authority is asked, and no name is
 checked. A tunnel is a thread that moves bytes between a plain socket of this process and an encrypted one: OpenSSL
@@ -8,93 +8,20 @@ must not be used from two threads at a time, while a line may be.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
 import hmac
 import ipaddress
-import os
 import select
 import socket
 import ssl
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 from virtualflow.errors import LaunchError
-from virtualflow.system.home import home
+from virtualflow.system.identity import Identity, fingerprint
 
 HANDSHAKE_SECONDS = 10.0
 DEAD_SECONDS = 20  # without an answer from the other machine's kernel
-VALID = datetime.timedelta(days=3650)
 PIECE = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A certificate and its key, in files for the owner's eyes only."""
-
-    certificate: Path
-    key: Path
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(ssl.PEM_cert_to_DER_cert(self.certificate.read_text()))
-
-
-def fingerprint(certificate: bytes) -> str:
-    """Of a certificate in DER."""
-    return f"sha256:{hashlib.sha256(certificate).hexdigest()}"
-
-
-def identity(folder: Path | None = None) -> Identity:
-    """This machine's own for this user, made on first use."""
-    folder = folder or home() / "tls"
-    own = Identity(folder / "certificate.pem", folder / "key.pem")
-    if not own.certificate.exists():
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            key, certificate = _new_certificate()
-            _write_once(own.key, key)
-            _write_once(own.certificate, certificate)
-        except OSError as error:
-            raise LaunchError(f"cannot keep a certificate in {folder}: {error.strerror}. Set VF_HOME.") from error
-    return own
-
-
-def _new_certificate() -> tuple[bytes, bytes]:
-    """The key and the certificate, as PEM."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "virtualflow")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + VALID)
-        .sign(key, hashes.SHA256())
-    )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return secret, certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _write_once(path: Path, text: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text)
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def is_loopback(host: str) -> bool:
@@ -126,13 +53,7 @@ def check(connection: ssl.SSLSocket, where: str, expected: str) -> None:
 def server_context(own: Identity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    try:
-        context.load_cert_chain(own.certificate, own.key)
-    except OSError as error:
-        raise LaunchError(
-            f"the certificate in {own.certificate.parent} can't be used: {error}. Remove that folder, and a new one is "
-            "made; then copy the token file again to all machines that use it."
-        ) from error
+    own.load_into(context)
     return context
 
 

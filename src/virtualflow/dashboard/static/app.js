@@ -7,6 +7,7 @@ import { giveColours } from "./colours.js";
 import { Detail } from "./detail.js";
 import { Devices } from "./devices.js";
 import { byId, set, text } from "./dom.js";
+import { LOOKER, mayAdminister, mayChange, maySubmit } from "./roles.js";
 import { count, duration } from "./format.js";
 import { ENDED, Jobs, order, WAITING } from "./jobs.js";
 import { policiesOf, Report } from "./report.js";
@@ -17,6 +18,7 @@ let segments = [];
 let selected = new URLSearchParams(location.hash.slice(1)).get("job");
 let aheadSeconds = 0; // of the server's clock before ours
 let allocated = ""; // the allocation that the segments show
+let caller = LOOKER; // whose token this page has been opened with
 let widest = 0; // the longest of a report's policies, so that their charts compare
 
 const allocation = new Allocation((id) => select(id));
@@ -63,6 +65,16 @@ async function refreshHistory() {
   }
 }
 
+/** Which buttons are of use; the server checks each request by itself. */
+async function refreshCaller() {
+  try {
+    caller = await get("caller");
+    render();
+  } catch {
+    // The stream says that the server is away.
+  }
+}
+
 function select(id, scroll = false) {
   selected = id;
   window.history.replaceState(null, "", `#job=${encodeURIComponent(id)}`);
@@ -93,13 +105,14 @@ function render() {
     empty: mode === "cluster" ? "No job has had a device yet." : "Nothing to show yet.",
   });
   if (mode !== "job") jobs.show({ jobs: state.jobs, since, selected, report: mode === "report" });
-  if (mode !== "report") devices.show(state);
+  if (mode !== "report") devices.show(state, mayAdminister(caller));
   detail.choose(selected);
   detail.update({
     job: jobOf(selected),
     jobs: state.jobs,
     since,
     mode,
+    mayChange: mayChange(caller, jobOf(selected)),
     live: !embedded,
     begin,
     typeOf: (device) => types.get(device) ?? "cpu",
@@ -127,6 +140,8 @@ function head(cluster, mode) {
   const troubles = cluster.troubles ?? [];
   byId("troubles").hidden = !troubles.length;
   text(byId("troubles").firstElementChild, troubles.join(" "));
+  byId("submit").hidden = !maySubmit(caller);
+  text(byId("role"), mode === "cluster" && !mayAdminister(caller) ? `${caller.name} may ${caller.role}` : "");
   text(byId("version"), cluster.version ? `VirtualFlow ${cluster.version}` : "");
   const titles = {
     cluster: `${running} running, ${waiting} queued`,
@@ -152,6 +167,7 @@ function openLive() {
     () => {
       connected(true);
       allocated = "";
+      refreshCaller();
       get("state").then(
         (next) => {
           take(next);

@@ -57,8 +57,8 @@ export class Detail {
     this.pollLogs();
   }
 
-  /** input: {job, since, mode, live, types (of a device name), segments} */
-  update({ job, jobs, since, mode, live, begin, typeOf, segments }) {
+  /** input: {job, since, mode, mayChange, live, types (of a device name), segments} */
+  update({ job, jobs, since, mode, mayChange, live, begin, typeOf, segments }) {
     byId("detail-empty").hidden = job != null;
     byId("detail-body").hidden = job == null;
     if (!job) return;
@@ -69,7 +69,7 @@ export class Detail {
     text(byId("detail-reason"), job.reason);
     byId("detail-reason").hidden = !job.reason;
     this.facts(job, since, mode, begin, typeOf);
-    this.buttons(job, mode);
+    this.buttons(job, mode, mayChange);
     this.others(job, jobs);
     if (mode === "report") this.history(job, segments, begin);
     if (live) this.refresh(job);
@@ -113,7 +113,7 @@ export class Detail {
     );
   }
 
-  buttons(job, mode) {
+  buttons(job, mode, mayChange) {
     const going = !ENDED.includes(job.state);
     const can = {
       priority: going && mode === "cluster",
@@ -127,6 +127,7 @@ export class Detail {
       button.disabled = !possible;
       button.hidden =
         mode === "report" ||
+        !mayChange ||
         (mode === "job" && !["resize", "cancel"].includes(verb)) ||
         (verb === "resume" && !possible) ||
         (verb === "pause" && can.resume);

@@ -12,7 +12,7 @@ export class Devices {
     this.act = act;
   }
 
-  show({ devices, jobs, mode }) {
+  show({ devices, jobs, mode }, mayDrain) {
     const named = new Map(jobs.map((job) => [job.id, job]));
     const machines = byMachine(devices);
     const busy = devices.filter((device) => device.job != null).length;
@@ -32,7 +32,7 @@ export class Devices {
           members,
           (device) => device.name,
           (device) => this.tile(device),
-          (tile, device) => update(tile, device, named.get(device.job), mode),
+          (tile, device) => update(tile, device, named.get(device.job), mode === "cluster" && mayDrain),
         );
       },
     );
@@ -53,7 +53,7 @@ export class Devices {
   }
 }
 
-function update(tile, device, job, mode) {
+function update(tile, device, job, canDrain) {
   const [head, name, use, chips] = tile.children;
   const [title, type, button] = head.children;
   const nodes = job?.mapping?.[device.name] ?? [];
@@ -61,7 +61,7 @@ function update(tile, device, job, mode) {
   text(title, device.name);
   const kind = device.name.startsWith(device.type) ? "" : device.type;
   text(type, [kind, device.memory == null ? "" : bytes(device.memory)].filter(Boolean).join(" · "));
-  button.hidden = mode !== "cluster";
+  button.hidden = !canDrain;
   set(button, "data-verb", device.lost ? "return" : "drain");
   text(button, device.lost ? "Return" : "Drain");
   set(button, "aria-label", `${device.lost ? "Return" : "Drain"} device ${device.name}`);

@@ -1,12 +1,12 @@
-"""Who may talk to the server: clients with the token, and browsers with a session that a one-time link has opened.
+"""Who may talk to the server: clients with a token, and browsers with a session that a one-time link has opened.
 
-All others get no answer, not even which paths exist.
+All others get no answer, not even which paths exist. What those may do who are let in is for ``permissions`` to say;
+what they have changed, or wanted to, is written to the audit log before they are answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +14,12 @@ from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from virtualflow.manager.api.audit_entries import entry_of, stranger_entry
 from virtualflow.manager.api.connections import ADMIT
+from virtualflow.manager.api.permissions import CALLER, READ
 from virtualflow.manager.api.sessions import KEY_HEADER, SESSION_SECONDS, Session, Sessions
+from virtualflow.manager.audit_log import AuditLog
+from virtualflow.manager.token_book import Caller, TokenBook
 
 COOKIE = "vf_session"
 MOST_BYTES = 32 << 20  # of a request: a snapshot of a script and its modules
@@ -42,42 +46,50 @@ browser; after that this address lets the browser in.</p>
 """
 PAGE = ("/", "/docs", "/openapi.json")  # what a browser opens by itself, and which shows no job
 FILES = "/static/"
+MOST_ASKED = 1000  # bytes of a request's body that the log may have
 
 
 class Guard:
     """Lets requests through to *app*."""
 
-    def __init__(self, app: ASGIApp, token: bytes) -> None:
+    def __init__(self, app: ASGIApp, book: TokenBook, log: AuditLog) -> None:
         self._app = app
-        self._token = token
+        self._book = book
+        self._log = log
         self.sessions = Sessions()
-        self.one_time_code = self.sessions.one_time_code
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return  # uvicorn is told that there is nothing else
         headers = dict(scope["headers"])
-        if self._has_token(headers):
-            await self._pass(scope, receive, send, headers)
+        if (caller := self._caller(headers)) is not None:
+            await self._pass(caller, scope, receive, send, headers)
         elif scope["path"] == "/login" and scope["method"] == "GET" and (opened := self._login(scope, headers)):
             # Behind the #, so that it stays in the browser.
             where = f"/#session={opened.key}".encode()
             await _answer(send, 303, [(b"location", where), (b"set-cookie", _cookie(scope, opened)), *HEADERS])
-        elif (session := self.sessions.find(_cookies(scope))) is None:
+        elif (session := self._session(scope)) is None:
+            if scope["method"] not in READ:
+                self._log.note(stranger_entry(scope, self._log.clock()))
             await _refuse(scope, send, headers)
         elif (refusal := _refusal(session, scope, headers)) is not None:
             await _answer(send, 403, [(b"content-type", b"application/json")], json.dumps({"detail": refusal}).encode())
         else:
             await self._pass_for_now(session, scope, receive, send, headers)
 
-    def _has_token(self, headers: dict[bytes, bytes]) -> bool:
+    def _caller(self, headers: dict[bytes, bytes]) -> Caller | None:
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
+        return self._book.caller(token.strip()) if scheme.lower() == b"bearer" else None
 
     def _login(self, scope: Scope, headers: dict[bytes, bytes]) -> Session | None:
         code = parse_qs(scope["query_string"].decode("latin-1")).get("code", [""])[0]
-        return self.sessions.open(code, headers.get(b"host", b"").decode("latin-1"))
+        session = self.sessions.open(code, headers.get(b"host", b"").decode("latin-1"))
+        return session if session is not None and self._book.knows(session.caller) else None
+
+    def _session(self, scope: Scope) -> Session | None:
+        """A browser's, as long as the token is good with which it has signed in."""
+        session = self.sessions.find(_cookies(scope))
+        return session if session is not None and self._book.knows(session.caller) else None
 
     async def _pass_for_now(
         self, session: Session, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
@@ -92,18 +104,58 @@ class Guard:
 
         try:
             async with asyncio.timeout(self.sessions.seconds_left(session)):
-                await self._pass(scope, receive, watched, headers)
+                await self._pass(session.caller, scope, receive, watched, headers)
         except TimeoutError:
             if under_way:
                 await send({"type": "http.response.body", "body": b""})
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> None:
-        if (admit := scope.get("state", {}).get(ADMIT)) is not None:
+    async def _pass(
+        self, caller: Caller, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+    ) -> None:
+        state = scope.setdefault("state", {})
+        if (admit := state.get(ADMIT)) is not None:
             admit()
+        state[CALLER] = caller
         if _length(headers) > MOST_BYTES:
             await _answer(send, 413, [], b'{"detail": "the request is larger than 32 MB"}')
+        elif scope["method"] in READ:
+            await self._app(scope, _limited(receive), self._while_known(caller, _guarded(send)))
         else:
-            await self._app(scope, _limited(receive), _guarded(send))
+            await self._change(caller, scope, _limited(receive), _guarded(send))
+
+    def _while_known(self, caller: Caller, send: Send) -> Send:
+        """A stream ends when the token is removed that has asked for it."""
+        over = False
+
+        async def watched(message: Message) -> None:
+            nonlocal over
+            if over:
+                return
+            if message["type"] == "http.response.body" and not self._book.knows(caller):
+                over, message = True, {"type": "http.response.body", "body": b""}
+            await send(message)
+
+        return watched
+
+    async def _change(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer is held back until the log has what was done."""
+        asked, answer = bytearray(), list[Message]()
+
+        async def heard() -> Message:
+            message = await receive()
+            asked.extend(message.get("body", b"")[: MOST_ASKED + 1 - len(asked)])
+            return message
+
+        async def hold(message: Message) -> None:
+            answer.append(message)
+
+        try:
+            await self._app(scope, heard, hold)
+        finally:
+            if (entry := entry_of(caller, scope, bytes(asked), answer, self._log.clock())) is not None:
+                self._log.note(entry)
+        for message in answer:
+            await send(message)
 
 
 async def _refuse(scope: Scope, send: Send, headers: dict[bytes, bytes]) -> None:

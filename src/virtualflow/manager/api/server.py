@@ -7,125 +7,68 @@ import html
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import MISSING, fields
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, cast
 
-import msgspec
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from virtualflow import __version__
-from virtualflow.core.job_description import NOT_SUBMITTED, JobDescription
+from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_terms import JobTerms
 from virtualflow.errors import RecordsError, UnknownJobError, VirtualFlowError
 from virtualflow.events import STREAM
 from virtualflow.job.output import LEAD_LOG
-from virtualflow.manager.api import views
+from virtualflow.manager.api import permissions, views
+from virtualflow.manager.api.access_routes import add_access
+from virtualflow.manager.api.audit_entries import JOB
 from virtualflow.manager.api.guard import Guard
 from virtualflow.manager.api.prometheus import PrometheusMetrics
+from virtualflow.manager.api.request_bodies import MOST, Down, Maintenance, NewPriority, Resize, Resume, Submit
 from virtualflow.manager.api.views import Source, View
+from virtualflow.manager.audit_log import AuditLog
 from virtualflow.manager.submission import Submission
+from virtualflow.manager.token_book import TokenBook
 from virtualflow.program.capture import take
 
 STREAM_SECONDS = 0.5  # between two looks for something new
 BEAT_SECONDS = 15.0  # so that a lost connection is noticed
-MOST = 1 << 31
 
 Offset = Annotated[int, Query(ge=0, le=1 << 62)]
 JobId = Annotated[str, InPath(max_length=64, pattern=r"^[\w-]+$")]
-WholeNumber = Annotated[int, Field(ge=0, le=MOST)]
-Described = TypeVar("Described", JobDescription, JobTerms)
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class NeededMemory(_Body):
-    """What a job needs, in bytes: for each stage, or one for a whole model; and for a virtual node's activations."""
-
-    stages: tuple[Annotated[int, Field(ge=0, le=1 << 62)], ...] = Field(min_length=1, max_length=4096)
-    node: int = Field(default=0, ge=0, le=1 << 62)
-    copies: int = Field(default=2, ge=1, le=MOST)
-
-
-class Submitted(_Body):
-    """A job. Without *modules*, the script is a path on the manager's machine, as *from_checkpoint* always is."""
-
-    script: str = Field(min_length=1, max_length=4096)
-    modules: dict[str, str] | None = None
-    arguments: list[str] = Field(default_factory=list, max_length=1000)
-    directory: str | None = Field(default=None, max_length=4096)
-    environment: dict[str, str] | None = None
-    interpreter: str | None = Field(default=None, max_length=4096)
-    memory: NeededMemory | None = None
-
-    def said_of(self, described: type[Described]) -> Described:
-        """What it says of a job's description, or of its terms."""
-        return msgspec.convert(self.model_dump(include={option.name for option in fields(described)}), described)
-
-
-def _options_of(described: type) -> dict[str, Any]:
-    """What else may be submitted: pydantic's fields for those of a description, or of terms."""
-    hints, counts = get_type_hints(described), {int: WholeNumber, int | None: WholeNumber | None}
-    defaults = {
-        option.name: option.default if option.default_factory is MISSING else option.default_factory()
-        for option in fields(described)
-        if option.name not in NOT_SUBMITTED | Submitted.model_fields.keys()
-    }
-    return {name: (counts.get(hints[name], hints[name]), default) for name, default in defaults.items()}
-
-
-if TYPE_CHECKING:
-    Submit = Submitted
-else:
-    Submit = create_model("Submit", __base__=Submitted, **_options_of(JobDescription), **_options_of(JobTerms))
-
-
-class Resume(_Body):
-    """Where to go on: a step of the job's, or a file on the manager's machine; its last checkpoint without that."""
-
-    from_checkpoint: str | None = Field(default=None, max_length=4096)
-
-
-class NewPriority(_Body):
-    priority: float
-
-
-class Resize(_Body):
-    """How many devices at most, or "auto" for what the policy gives."""
-
-    devices: Annotated[int, Field(le=MOST)] | Literal["auto"]
-
-
-class Maintenance(_Body):
-    """When a device is to be out, in seconds since the epoch."""
-
-    begin: float = Field(ge=0, le=1e11)
-    end: float = Field(ge=0, le=1e11)
-
-
-class Down(_Body):
-    keep_jobs: bool = False
 
 
 class Server:
     """The application for *source*; *on_down* is called by a request to end it, with whether jobs are kept."""
 
-    def __init__(self, source: Source, token: bytes, on_down: Callable[[bool], None]) -> None:
-        api = FastAPI(title="VirtualFlow", version=__version__, docs_url=None, redoc_url=None)
-        self.guard = Guard(api, token)
+    def __init__(
+        self, source: Source, book: TokenBook, on_down: Callable[[bool], None], folder: Path | None = None
+    ) -> None:
+        """*folder*: where the audit log is kept, if one is."""
+
+        def check(request: Request) -> None:
+            permissions.check(request, source)
+
+        self.book = book
+        api = FastAPI(
+            title="VirtualFlow", version=__version__, docs_url=None, redoc_url=None, dependencies=[Depends(check)]
+        )
+        self.guard = Guard(api, book, AuditLog(folder))
         _add_errors(api)
         _add_jobs(api, source)
-        _add_cluster(api, source, self.guard, on_down)
+        _add_cluster(api, source, on_down)
+        add_access(api, self.guard.sessions, book, folder)
         _add_page(api)
+
+    def sign_in_path(self) -> str:
+        """A link's, for the owner of this process: it works once."""
+        return f"/login?code={self.guard.sessions.one_time_code(self.book.own)}"
 
 
 def _add_errors(api: FastAPI) -> None:
@@ -156,8 +99,10 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
         return cast(list[View], _plain(source.state()["jobs"]))
 
     @api.post("/api/jobs", status_code=201, responses={409: refusals[409], 507: {"description": "The disk is full."}})
-    def submit(body: Submit) -> dict[str, str]:
+    def submit(body: Submit, request: Request) -> dict[str, str]:
         """Hand in a job. Once this is answered, the job is never lost."""
+        terms = body.said_of(JobTerms)
+        terms = replace(terms, owner=permissions.owner_for(permissions.caller_of(request), terms.owner))
         directory = body.directory or str(Path(body.script).parent)
         modules = body.modules
         if modules is None:
@@ -169,9 +114,11 @@ def _add_jobs(api: FastAPI, source: Source) -> None:
             directory=directory,
             environment=body.environment,
             interpreter=body.interpreter,
-            terms=body.said_of(JobTerms),
+            terms=terms,
         )
-        return {"id": source.submit(submission)}
+        job_id = source.submit(submission)
+        request.scope["state"][JOB] = job_id
+        return {"id": job_id}
 
     @api.get("/api/sweeps/{sweep}", responses=refusals)
     def sweep(sweep: Annotated[str, InPath(max_length=80)]) -> list[View]:
@@ -231,7 +178,7 @@ def _plain(value: Any) -> JSONResponse:
     return JSONResponse(value)
 
 
-def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[bool], None]) -> None:
+def _add_cluster(api: FastAPI, source: Source, on_down: Callable[[bool], None]) -> None:
     @api.get("/api/state")
     def state() -> View:
         """All there is to see at this moment."""
@@ -270,7 +217,9 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
         source.plan_maintenance(name, body.begin, body.end)
         return devices()
 
-    @api.post("/api/devices/{name:path}/return", responses={409: {"description": "There is no such device."}})
+    @api.post(
+        "/api/devices/{name:path}/return", name="return", responses={409: {"description": "There is no such device."}}
+    )
     def give_back(name: str) -> list[View]:
         source.give_back(name)
         return devices()
@@ -285,11 +234,6 @@ def _add_cluster(api: FastAPI, source: Source, guard: Guard, on_down: Callable[[
         """Make a job of an orphan again: paused, until it is resumed."""
         source.take_in(job_id)
         return source.job(job_id)
-
-    @api.post("/api/login")
-    def login() -> dict[str, str]:
-        """A code for a link to the page that works once: /login?code=..."""
-        return {"code": guard.one_time_code()}
 
     @api.post("/api/cluster/down", status_code=202)
     def down(body: Down) -> dict[str, bool]:
@@ -341,11 +285,11 @@ def _documentation(api: FastAPI) -> str:
             summary = facts.get("description") or facts["summary"]
             body = facts.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             takes = body.get("$ref", "").rpartition("/")[2]
-            cells = (verb.upper(), path, summary, takes)
+            cells = (verb.upper(), path, permissions.needed(verb.upper(), path), summary, takes)
             rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
     return (
         "<!doctype html><meta charset=utf-8><title>VirtualFlow API</title><h1>VirtualFlow API</h1>"
-        "<p>Send the token as <code>Authorization: Bearer TOKEN</code>. "
+        "<p>Send a token as <code>Authorization: Bearer TOKEN</code>. "
         'Machines read <a href="/openapi.json">openapi.json</a>.</p>'
-        f"<table><tr><th>verb<th>path<th>what it does<th>takes</tr>{''.join(rows)}</table>"
+        f"<table><tr><th>verb<th>path<th>role<th>what it does<th>takes</tr>{''.join(rows)}</table>"
     )

@@ -6,13 +6,16 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 
 from virtualflow.manager.api.connections import Limits, OpenConnections, connection_of
 from virtualflow.manager.api.server import Server
 from virtualflow.manager.api.views import Source
-from virtualflow.system.tls import Identity
+from virtualflow.manager.token_book import TokenBook
+from virtualflow.system import tls
+from virtualflow.system.identity import Identity
 
 GRACE_SECONDS = 1  # for answers under way, when it ends
 MOST_WAITING = 1024  # connections that the system holds until they are taken
@@ -21,14 +24,19 @@ MOST_WAITING = 1024  # connections that the system holds until they are taken
 @contextmanager
 def serving(
     source: Source,
-    token: bytes,
+    book: TokenBook,
     listening: socket.socket,
     on_down: Callable[[bool], None] = lambda _: None,
     limits: Limits | None = None,
     identity: Identity | None = None,
+    folder: Path | None = None,
 ) -> Iterator[Server]:
-    """Answer on the bound socket *listening* until the block ends; encrypted, with an *identity*."""
-    server = Server(source, token, on_down)
+    """Answer on the bound socket *listening* until the block ends; encrypted, with an *identity*.
+
+    *folder*: where the audit log is kept, if one is.
+    """
+    server = Server(source, book, on_down, folder)
+    context = tls.server_context(identity) if identity is not None else None
     limits = limits or Limits.here()
     config = uvicorn.Config(
         server.guard,
@@ -40,8 +48,7 @@ def serving(
         http=connection_of(OpenConnections(limits)),
         h11_max_incomplete_event_size=limits.head_bytes,
         backlog=limits.at_once,
-        ssl_certfile=identity.certificate if identity is not None else None,
-        ssl_keyfile=identity.key if identity is not None else None,
+        ssl_context_factory=(lambda _, __: context) if context is not None else None,
     )
     http = _Http(config)
     thread = threading.Thread(target=http.run, args=([listening],), daemon=True)

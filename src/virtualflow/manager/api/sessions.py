@@ -8,10 +8,13 @@ belongs to one origin, and sends in a header, which no form can do. Both die wit
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from virtualflow.manager.token_book import Caller
 
 SESSION_SECONDS = 12 * 3600.0
 CODE_SECONDS = 3600.0  # in which a link must be used
@@ -27,6 +30,7 @@ class Session:
     key: str
     host: str  # under which it reached the server, port included
     ends: float
+    caller: Caller  # whose token has made its link
 
     def has_key(self, key: bytes) -> bool:
         return hmac.compare_digest(key, self.key.encode())
@@ -42,13 +46,13 @@ class Sessions:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._codes: dict[str, float] = {}
+        self._codes: dict[str, tuple[float, Caller]] = {}
         self._sessions: list[Session] = []
 
-    def one_time_code(self) -> str:
-        """For a link that works once."""
+    def one_time_code(self, caller: Caller) -> str:
+        """For a link that works once, and lets a browser do what *caller* may."""
         code = secrets.token_urlsafe(24)
-        self._codes[code] = self._clock() + CODE_SECONDS
+        self._codes[code] = self._clock() + CODE_SECONDS, caller
         for oldest in list(self._codes)[:-MOST]:
             del self._codes[oldest]
         return code
@@ -56,9 +60,11 @@ class Sessions:
     def open(self, code: str, host: str) -> Session | None:
         """A session for a browser that brings an unused code."""
         match = next((known for known in self._codes if hmac.compare_digest(known.encode(), code.encode())), None)
-        if match is None or self._codes.pop(match) < self._clock():
+        until, caller = self._codes.pop(match) if match is not None else (-math.inf, None)
+        if caller is None or until < self._clock():
             return None
-        session = Session(secrets.token_urlsafe(32), secrets.token_urlsafe(32), host, self._clock() + SESSION_SECONDS)
+        cookie, key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        session = Session(cookie, key, host, self._clock() + SESSION_SECONDS, caller)
         self._sessions = [*self._sessions, session][-MOST:]
         return session
 

@@ -25,6 +25,7 @@ from virtualflow.manager.job_views import view_of
 from virtualflow.manager.manager import Manager
 from virtualflow.manager.recording import recorded
 from virtualflow.manager.submission import Submission
+from virtualflow.manager.token_book import TokenBook
 
 View = dict[str, Any]
 MAX_ENDED = 50  # of the jobs that have ended, the latest are shown
@@ -47,6 +48,7 @@ class Source(Protocol):
         ...
 
     def job(self, job_id: str) -> View: ...
+    def owner(self, job_id: str) -> str: ...
     def watch(self, job_id: str) -> Watch: ...
     def pauses_ms(self) -> Sequence[float]:
         """How long each change of membership made its job stand still, of all jobs ever seen: this only grows."""
@@ -69,8 +71,10 @@ class Source(Protocol):
 class ClusterSource:
     """A manager's jobs and devices."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, book: TokenBook | None = None) -> None:
+        """*book*: of which tokens there may be trouble."""
         self.manager = manager
+        self._book = book
         self.submit, self.cap, self.set_priority = manager.submit, manager.cap, manager.set_priority
         self.pause, self.resume, self.cancel = manager.pause, manager.resume, manager.cancel
         self.plan_maintenance = manager.plan_maintenance
@@ -112,11 +116,18 @@ class ClusterSource:
                 manager.started,
                 now,
                 __version__,
-                manager.problems,
+                [*manager.problems, *self._troubles()],
             )
             shown = [record for record in records if record.id not in hidden]
             jobs = [view_of(manager, record, places.get(record.id), now) for record in shown]
             return state_of("cluster", cluster, jobs, self._devices())
+
+    def _troubles(self) -> list[str]:
+        return [self._book.problem] if self._book is not None and self._book.problem else []
+
+    def owner(self, job_id: str) -> str:
+        with self.manager.lock:
+            return self.manager.records[job_id].terms.owner
 
     def _places(self) -> dict[str, int]:
         """In the queue, by job."""
@@ -234,6 +245,10 @@ class JobSource:
         cells, shadows = _grid(None if view.state.is_at_rest else watch.cells)
         details = JobDetails(description, "", "", list(watch.notable), status.workers, cells=cells, shadows=shadows)
         return details.with_view(view)
+
+    def owner(self, job_id: str) -> str:
+        self._of(job_id)
+        return ""
 
     def watch(self, job_id: str) -> Watch:
         self._of(job_id)
