@@ -117,5 +117,5 @@ def test_clients_know_an_encrypted_manager_by_its_certificate_alone(service: Ser
     assert (answer.status, answer.headers["set-cookie"].startswith("__Host-vf_session_")) == (303, True)
     browser.close()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with pytest.raises(ssl.SSLError, match="(?i)protocol"):
+    with pytest.raises(ssl.SSLError, match=r"(?i)protocol"):
         http.client.HTTPSConnection(host, context=context, timeout=60).connect()
