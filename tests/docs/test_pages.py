@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.conftest import Launcher
 from tests.docs.test_commands import DOCUMENTS, GENERATED, ROOT, blocks
 
 SOURCE = ROOT / "src" / "virtualflow"
@@ -44,12 +42,15 @@ def generator() -> ModuleType:
 
 
 @pytest.mark.parametrize(("document", "text"), CODE)
-def test_a_python_block_runs(document: Path, text: str, tmp_path: Path) -> None:
+def test_a_python_block_runs(
+    document: Path, text: str, tmp_path: Path, run_on_cpus: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a job on one device, which is forked from a process with torch in it."""
     script = tmp_path / "block.py"
     script.write_text(BEFORE.get(document.name, "") + text)
-    environment = os.environ | {"VF_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    finished = run_on_cpus(script)
+    assert finished.outcome.code == 0, finished.failure + finished.err()
 
 
 def test_the_page_of_commands_is_current() -> None:
