@@ -68,7 +68,7 @@ def test_a_job_is_cancelled_if_one_that_it_follows_fails(world: World, starts: S
     manager.tick()
     manager.tick()
     assert [manager.records[each].state for each in (first, second, third)] == ["FAILED", "CANCELLED", "CANCELLED"]
-    assert view(manager, second)["reason"] == f"job {first} (first), which it was to follow, has failed"
+    assert view(manager, second)["reason"] == f"job {first} (first) has failed, and this one was to start after it"
     assert "has been cancelled" in view(manager, third)["reason"]
     with pytest.raises(ManagerError, match="no job can follow"):
         manager.submit(job(after=(first,)))

@@ -29,7 +29,9 @@ class Dependencies:
         """Why the job can't run any more; empty if it can."""
         if self.ended is None:
             return ""
-        return f"job {self.ended.id} ({self.ended.name}), which it was to follow, has {_HOW[self.ended.state]}"
+        return (
+            f"job {self.ended.id} ({self.ended.name}) has {_HOW[self.ended.state]}, and this one was to start after it"
+        )
 
 
 _HOW = {JobState.FAILED: "failed", JobState.CANCELLED: "been cancelled"}
