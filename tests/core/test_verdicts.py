@@ -94,4 +94,4 @@ def test_a_finding_says_who_did_what_and_what_was_done_about_it() -> None:
     text = SentinelVerdict("virtual node", "gpu3", "drained", 5).text
     assert text == "device gpu3 computed virtual node 5 wrongly; it is drained, and the step was made again without it"
     assert "not known" in SentinelVerdict("received sums", "", "replayed").text
-    assert set(verdicts.ACTIONS) == {"drained", "set right", "replayed"}
+    assert set(verdicts.ACTIONS) == {"drained", "set right", "replayed", "sent again"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 from tests.train.small import mlp, mse, regression
-from virtualflow.errors import CheckpointError
+from virtualflow.core import faults
+from virtualflow.errors import CheckpointError, PeerLostError
 from virtualflow.testing import ThreadGroup, run_together
 from virtualflow.train import committed
 from virtualflow.train.buffers import Buffers
@@ -137,3 +139,35 @@ def test_what_is_sent_comes_to_the_device_that_it_was_on(monkeypatch: pytest.Mon
     assert scale_there.get_scale() == 4.0
     draws = [torch.rand(3, generator=each, device=DEVICE).tolist() for each in (drawn, arrived)]
     assert draws[0] == draws[1]
+
+
+def test_what_arrives_damaged_is_sent_again() -> None:
+    sent = {"weight": torch.arange(40.0), "step": 3}
+    sender, receiver = ThreadGroup.of(2)
+    left = [4]
+
+    def damage(point: str, tensors: Sequence[Any]) -> None:
+        if point == "state transfers" and len(tensors[0]) == 160 and left:
+            tensors[0][17] ^= left.pop()
+
+    faults.arm_damage(damage)
+    try:
+        again, arrived = run_together(
+            partial(committed.send, sent, sender), partial(committed.receive, receiver, torch.device("cpu"))
+        )
+    finally:
+        faults.arm_damage(None)
+    assert again == 1
+    assert torch.equal(arrived["weight"], sent["weight"])
+
+
+def test_what_arrives_damaged_each_time_is_adopted_by_nobody() -> None:
+    sender, receiver = ThreadGroup.of(2)
+    faults.arm_damage(lambda point, tensors: tensors[0].add_(1))
+    try:
+        with pytest.raises(PeerLostError, match="damaged 3 times"):
+            run_together(
+                partial(committed.send, {"a": 1}, sender), partial(committed.receive, receiver, torch.device("cpu"))
+            )
+    finally:
+        faults.arm_damage(None)

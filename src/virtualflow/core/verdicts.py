@@ -26,9 +26,9 @@ Answers = Mapping[DeviceId, int]  # what devices have computed for a virtual nod
 class SentinelVerdict:
     """Something was computed, sent or kept wrongly, and what was done about it, before the step was committed."""
 
-    what: Literal["virtual node", "sums", "received sums", "state"]
+    what: Literal["virtual node", "sums", "received sums", "state", "state transfer"]
     device: DeviceId  # empty if it is not known
-    action: Literal["drained", "set right", "replayed"]
+    action: Literal["drained", "set right", "replayed", "sent again"]
     node: int = -1
 
     @property
@@ -39,6 +39,7 @@ class SentinelVerdict:
             "virtual node": f"computed virtual node {self.node} wrongly",
             "sums": "changed gradients after they were computed",
             "received sums": "holds other sums than were sent",
+            "state transfer": "changed the state on its way to a worker that joins",
             "state": "held other parameters or optimizer state than most devices",
         }[self.what]
         return f"{culprit} {what}; {ACTIONS[self.action]}"
@@ -48,6 +49,7 @@ ACTIONS = {
     "drained": "it is drained, and the step was made again without it",
     "set right": "it got the state of the others, and the step was made again",
     "replayed": "the step was made again",
+    "sent again": "it was sent again",
 }
 
 

@@ -112,8 +112,8 @@ class CorruptionFound:
 
     step: int
     device: str  # empty if it is not known
-    what: str  # "virtual node", "sums", "received sums" or "state"
-    action: str  # "drained", "set right" or "replayed"
+    what: str  # "virtual node", "sums", "received sums", "state" or "state transfer"
+    action: str  # "drained", "set right", "replayed" or "sent again"
     node: int
     text: str  # for people
 

@@ -7,6 +7,7 @@ import warnings
 from virtualflow.core.mapping import DeviceId
 from virtualflow.core.membership import Group
 from virtualflow.core.sharding import EpochPlan
+from virtualflow.core.verdicts import SentinelVerdict
 from virtualflow.errors import CheckpointError
 from virtualflow.train import committed
 from virtualflow.train.audit import AuditExchange
@@ -95,7 +96,10 @@ class Boundary:
         contents |= {"between": self._recorded.between, "results": self._recorded.section}
         if self._live.shards is not None:  # those who stay send each block to whom it is for, as soon as all are there
             contents["blocks"] = [] if self._staying() else self._live.shards.hand_over()
-        committed.send(contents, group)
+        for _ in range(committed.send(contents, group)):
+            verdict, step = SentinelVerdict("state transfer", "", "sent again"), self._loop.position.global_step
+            self._membership.report_verdict(step, verdict)
+            self._journal.verdict_reached(step, verdict)
 
     def receive_state(self, group: Group) -> None:
         """Take the job's state from its lead; it is put in where the loop is: until then the script runs as it did."""

@@ -52,6 +52,8 @@ def of_memory(tensor: Tensor) -> Number:
     if flat.numel() * flat.element_size() % 4:
         flat = torch.cat([flat.view(torch.uint8), flat.new_zeros(4, dtype=torch.uint8)])
         flat = flat[: len(flat) // 4 * 4].clone()
+    if flat.storage_offset() * flat.element_size() % 4:
+        flat = flat.clone()
     words = flat.view(torch.int32)
     library = kernel.load() if words.device.type == "cpu" else None
     if library is not None:

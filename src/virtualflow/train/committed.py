@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from virtualflow.core import faults
 from virtualflow.core.membership import Group
 from virtualflow.core.wording import counted
-from virtualflow.errors import CheckpointError
-from virtualflow.train import optimizer_state
+from virtualflow.errors import CheckpointError, PeerLostError
+from virtualflow.train import checksums, optimizer_state
 from virtualflow.train.buffers import Buffers, register
 from virtualflow.train.hollow import filled, hollow, memory_of
 from virtualflow.train.part_files import BLOCKS, UNITS
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from virtualflow.train.stages.staged_state import StagedState
 
 SMALL_BYTES = 1 << 20  # tensors below this travel together
+MOST_HANDOVERS = 3  # of one piece of state
 
 
 class HasGrids(Protocol):
@@ -154,16 +155,19 @@ def _put_buffer(parts: Parts, mine: dict[str, Any], name: str, tensor: Tensor, p
     register(owner[0], owner[1], tensor.to(where, copy=True), persistent)
 
 
-def send(contents: dict[str, Any], group: Group) -> None:
-    """Give *contents* to the other workers of *group*; this one is its first."""
+def send(contents: dict[str, Any], group: Group) -> int:
+    """Give *contents* to the other workers of *group*; this one is its first.
+
+    Return how often a part had to be sent again, since it had not arrived as it was.
+    """
     tensors: list[Tensor] = []
     buffer = io.BytesIO()
     torch.save(hollow(contents, tensors), buffer)
     plan = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
     group.broadcast(torch.tensor([len(plan)]), 0).wait()
-    group.broadcast(plan, 0).wait()
+    again = _hand_over([plan], group)
     faults.reach("send state")
-    _broadcast([memory_of(tensor) for tensor in tensors], group)
+    return again + _hand_over([memory_of(tensor) for tensor in tensors], group)
 
 
 def receive(group: Group, device: torch.device) -> dict[str, Any]:
@@ -174,13 +178,32 @@ def receive(group: Group, device: torch.device) -> dict[str, Any]:
     size = torch.empty(1, dtype=torch.int64)
     group.broadcast(size, 0).wait()
     plan = torch.empty(int(size), dtype=torch.uint8)
-    group.broadcast(plan, 0).wait()
+    _hand_over([plan], group)
     faults.reach("receive state")
     tensors: list[Tensor] = []
     plain = torch.load(io.BytesIO(plan.numpy().tobytes()), weights_only=True)
     contents: dict[str, Any] = filled(plain, tensors, device)
-    _broadcast([memory_of(tensor) for tensor in tensors], group)
+    _hand_over([memory_of(tensor) for tensor in tensors], group)
     return contents
+
+
+def _hand_over(memories: list[Tensor], group: Group) -> int:
+    """Broadcast *memories* until they have arrived as they were sent; return how often they had not.
+
+    Raises PeerLostError if that does not come to pass: a worker that joins ends then, and another one can be started.
+    """
+    for again in range(MOST_HANDOVERS):
+        _broadcast(memories, group)
+        if group.rank:
+            faults.expose("state transfers", memories)
+        mine = checksums.of_named((str(place), memory) for place, memory in enumerate(memories))
+        sent = torch.tensor([mine])
+        group.broadcast(sent, 0).wait()
+        damaged = torch.tensor([int(int(sent) != mine)])
+        group.max(damaged).wait()
+        if not int(damaged):
+            return again
+    raise PeerLostError(f"the job's state arrived damaged {MOST_HANDOVERS} times")
 
 
 def _broadcast(memories: list[Tensor], group: Group) -> None:

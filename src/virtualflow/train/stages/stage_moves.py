@@ -34,6 +34,15 @@ class Pair:
         move = self._group.send if self._sends else self._group.receive
         return move(tensor, self._peer, _TAG + source)
 
+    @property
+    def rank(self) -> int:
+        return 0 if self._sends else 1
+
+    def max(self, tensor: torch.Tensor) -> Work:
+        """The second one's, for both: whether what has come was damaged."""
+        move = self._group.receive if self._sends else self._group.send
+        return move(tensor, self._peer, _TAG + 1)
+
     def settle(self) -> None:
         """Nothing of it is under way on a device."""
 
