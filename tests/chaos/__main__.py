@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.flips import FlipAttack
 from tests.chaos.job_attacks import FastAttack, JobAttack, ShardedAttack
 from tests.chaos.manager import ManagerAttack
 from tests.chaos.series import REPOSITORY, Series
@@ -23,6 +24,7 @@ KINDS: dict[
     "job": (JobAttack, 240.0),
     "fast": (FastAttack, 240.0),
     "sharded": (ShardedAttack, 240.0),
+    "flips": (FlipAttack, 600.0),
     "stages": (StagesAttack, 300.0),
     "manager": (ManagerAttack, 900.0),
 }

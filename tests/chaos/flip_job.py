@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
+import traceback
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import virtualflow as vf
 from virtualflow.core import faults
+from virtualflow.core.verdicts import rate_of
 from virtualflow.train import solo
 
 options = {
@@ -24,9 +28,11 @@ options = {
     "folder": None,
     "rate": 1,
     "reduction": "exact",
-    "bits": None,  # which may flip, counted from the lowest; None: any
+    "few": 0,  # with fewer devices the job is slow, until others have joined, and nothing flips
 } | json.loads(sys.argv[1])
 member = solo.installed()
+claims: list[int] = []  # the flips that were this worker's
+passed: Counter[int] = Counter()  # by step, how often what could flip has not
 
 
 def flip(tensors: Sequence[Tensor], chance: random.Random) -> str:
@@ -34,7 +40,7 @@ def flip(tensors: Sequence[Tensor], chance: random.Random) -> str:
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     place = chance.choices(range(len(tensors)), sizes)[0]
     tensor = tensors[place].detach()
-    element, bit = chance.randrange(tensor.numel()), chance.choice(options["bits"] or range(8 * tensor.element_size()))
+    element, bit = chance.randrange(tensor.numel()), chance.randrange(8 * tensor.element_size())
     index = []
     for size in reversed(tensor.shape):
         index.insert(0, element % size)
@@ -54,14 +60,38 @@ def damage(point: str, tensors: Sequence[Tensor]) -> None:
     if options["lies"].get(member.device) == point:
         flip(tensors, random.Random(trainer.global_step if "trainer" in globals() else 0))
     for number, (step, where, rank, seed) in enumerate(options["flips"]):
-        if where != point or member.devices[rank % len(member.devices)] != member.device:
-            continue
-        if point != "state transfers" and trainer.global_step != step:
-            continue
-        marker = Path(options["folder"]) / f"flip-{number}"
-        if not marker.exists():
-            marker.touch()
-            marker.write_text(flip(tensors, random.Random(seed)))
+        if where == point and is_due(point, step, rank, seed) and claimed(number):
+            changed = flip(tensors, random.Random(seed))
+            fact = {"point": point, "step": trainer.global_step, "device": member.device, "changed": changed}
+            (Path(options["folder"]) / f"flip-{number}").write_text(json.dumps(fact))
+            return
+
+
+def is_due(point: str, step: int, rank: int, seed: int) -> bool:
+    """Whether a flip strikes this worker, here and now."""
+    if point == "state transfers":
+        return not any(claims)
+    if trainer.global_step != step or member.devices[rank % len(member.devices)] != member.device:
+        return False
+    if len(member.devices) < options["few"]:
+        return False
+    if rate_of(options["rate"]) == 1:
+        return True
+    # Of what this worker computes for the sums, not of what it computes again to compare.
+    if any(frame.f_code.co_name == "_run_again" for frame, _ in traceback.walk_stack(None)):
+        return False
+    passed[step] += 1
+    return passed[step] > seed % (12 if point == "gradients" else 2)
+
+
+def claimed(number: int) -> bool:
+    """Whether this flip has not been before, on any worker."""
+    try:
+        (Path(options["folder"]) / f"flip-{number}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    claims.append(number)
+    return True
 
 
 faults.arm_damage(damage)
@@ -101,6 +131,8 @@ trainer = vf.Trainer(
 for _ in trainer.epochs(options["epochs"]):
     for batch in trainer.batches(data):
         trainer.step(batch)
+        if member is not None and len(member.devices) < options["few"]:
+            time.sleep(0.3)
 digest = trainer.digest()
 if trainer.is_lead:
     print(digest)
