@@ -16,6 +16,7 @@ SECTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "pipelines": ("benchmarks.pipelines", {}),
     "scaling": ("benchmarks.scaling", {}),
     "overhead": ("benchmarks.overhead", {}),
+    "sentinel": ("benchmarks.sentinel", {}),
     "launches": ("benchmarks.launches", {}),
     "loading": ("benchmarks.loading", {}),
     "elastic": ("benchmarks.elastic", {}),

@@ -28,7 +28,7 @@ class Contender:
     """A training loop in processes of its own, one for each device."""
 
     name: str
-    kind: str  # plain, fast, exact, accelerate, fabric
+    kind: str  # plain, fast, exact, sentinel (exact with one), accelerate, fabric
     setting: str
     virtual_nodes: int
     devices: int = 1
@@ -41,7 +41,7 @@ class Contender:
         arguments = [self.name, self.kind, self.setting, *map(str, numbers)]
         if self.devices == 1:
             return [sys.executable, str(SCRIPT), *arguments]
-        if self.kind in ("exact", "fast"):
+        if self.kind in ("exact", "fast", "sentinel"):
             launcher = ["-m", "virtualflow.cli.main", "run", "--devices", str(self.devices), "--patience", "600"]
             return [sys.executable, *launcher, str(SCRIPT), *arguments]
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.devices)]

@@ -112,6 +112,18 @@ def memory_overhead(reduction: str) -> Callable[[], str]:
     return figure
 
 
+def sentinel() -> str:
+    found, rows = results("sentinel")["results"], []
+    for setting, title in SETTINGS.items():
+        step, processor = (found[setting][key] for key in ("step time", "processor time"))
+        cells = [
+            f"{each['median'] - 1:+.1%} ({each['low'] - 1:+.1%} to {each['high'] - 1:+.1%})"
+            for each in (processor, step)
+        ]
+        rows.append([title, *cells, _others(found[setting])])
+    return table(["a sentinel at 1/16 costs", "processor time", "step time", "kept busy by others"], rows)
+
+
 def scaling() -> str:
     found, rows = results("scaling")["results"], []
     for setting, title in SETTINGS.items():
@@ -277,6 +289,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "scaling": scaling,
     "scaling.fast": scaling_range("fast"),
     "scaling.exact": scaling_range("exact"),
+    "sentinel": sentinel,
     "overhead": overhead,
     "overhead.fast": overhead_range("fast"),
     "overhead.exact": overhead_range("exact"),
