@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import Printed
 from virtualflow.core.generation import Cause
 from virtualflow.core.job_state import JobState
+from virtualflow.errors import LaunchError
 from virtualflow.job.coordinator import Coordinator
 from virtualflow.job.folder import JobFolder, JobSpec
 from virtualflow.job.outcome import JobOutcome
@@ -36,6 +37,7 @@ from virtualflow.job.wire_messages import (
     ScriptFinished,
     ToWorker,
     TrainerMade,
+    VerdictReached,
     WorkerFailed,
 )
 from virtualflow.program.manifest import digest_of_file
@@ -137,6 +139,27 @@ def test_the_others_get_the_generation_without_a_worker_that_was_killed(job: Job
 
     assert job.run(plan) == JobOutcome(0)
     assert job.coordinator.status().failures == 1
+
+
+def test_a_device_that_a_sentinel_has_caught_leaves_and_gets_no_worker_again(job: Job) -> None:
+    def plan(job: Job) -> Iterator[None]:
+        job.all_send(TrainerMade((1,) * 4, 10))
+        yield
+        for _ in range(2):  # each worker says so; it counts once
+            job.worker("1").send(VerdictReached(3, "0", drained=True, text="device 0 lied"))
+        while (new := job.generation("1")) is None:
+            yield
+        assert (new.generation.cause, new.generation.devices) == (Cause.LOSS, ("1",))
+        job.worker("1").send(FormedGroup(new.generation.number))
+        with pytest.raises(LaunchError, match="device 0 computed wrongly"):
+            job.coordinator.move(["0", "1"])
+        status = job.coordinator.status()
+        assert (status.drained, status.corruption) == (("0",), ("step 3: device 0 lied",))
+        job.worker("1").send(ScriptFinished())
+
+    assert job.run(plan) == JobOutcome(0)
+    said = [text.decode() for (_, stream), text in job.printed.text.items() if stream == "stderr"]
+    assert "".join(said).count("step 3: device 0 lied") == 2  # when it was found, and at the end
 
 
 def test_posts_reach_the_workers_of_the_group_and_of_no_other(job: Job) -> None:

@@ -92,3 +92,21 @@ def test_a_long_text_comes_in_pieces_of_whole_lines(tmp_path: Path) -> None:
     assert text_from(path, end["offset"], tail=True)["text"] == ""
     path.write_text("rotated")
     assert text_from(path, offset, tail=False) == {"text": "rotated", "offset": 7}
+
+
+def test_a_device_that_a_sentinel_has_caught_is_drained_and_shown(manager: Manager, starts: Starts) -> None:
+    job_id = manager.submit(job(virtual_nodes=1))
+    manager.tick()
+    folder, (device,) = manager.fleet.folder(job_id), manager.records[job_id].devices
+    found = {"step": 3, "device": device, "what": "sums", "action": "drained", "node": -1, "text": "it lied."}
+    with launched(manager, starts):
+        (folder.path / STREAM).write_text(json.dumps({"event": "corruption found", "time": 1.0, **found}) + "\n")
+        folder.write_state(JobStatus(JobState.RUNNING, virtual_nodes=1, drained=(device,)))
+        manager.tick()
+        assert device in manager.scheduler.placement.lost
+        (view,) = ClusterSource(manager).state()["jobs"]
+        assert view["corruption"] == ["step 3: it lied."]
+        assert f'vf_job_corruption{{job="{job_id}"' in PrometheusMetrics(ClusterSource(manager)).text().decode()
+        manager.give_back([device])
+        manager.tick()  # its owner says that it is mended: what was found before counts no more
+        assert device not in manager.scheduler.placement.lost

@@ -45,12 +45,12 @@ class JobStatus(Struct, frozen=True):
     overran_waves: int = 0
     asked: bool = False  # whether a verb has asked the job to stop
     preempted: tuple[str, ...] = ()  # devices whose workers got a preemption notice
-    drained: tuple[str, ...] = ()  # devices that a sentinel has caught
-    corruption: tuple[str, ...] = ()  # what it has found, in words
     lost: bool = False  # whether the job failed through no fault of its script
     reason: str = ""  # the last line of what went wrong
     launched: float = 0.0  # when, as long as no coordinator has written anything
     over: bool = False  # whether a manager knows that the job never runs again
+    drained: tuple[str, ...] = ()  # devices that a sentinel has caught
+    corruption: tuple[str, ...] = ()  # what it has found, in words
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -84,11 +84,11 @@ class BufferSums:
         if self._sums.order:
             every = range(len(self._sums.order))
             sums = self._sums.complete(every)
-            if self._checksums is not None:
+            if self._checksums is not None and self._checksums.are_taken:
                 self._checksums.sent += self._sums.checksums(every)
             group.sum(sums).wait()
             faults.expose("received buckets", [sums])
-            if self._checksums is not None:
+            if self._checksums is not None and self._checksums.are_taken:
                 self._checksums.arrived += self._sums.checksums(every)
         for index, name in enumerate(self._names):
             if name in self._buffers.extremes:

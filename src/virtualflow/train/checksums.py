@@ -77,7 +77,16 @@ def weight(of: str | int) -> int:
 
 def total(weighted: Iterable[tuple[int, Number]]) -> int:
     """The weighted sum of checksums, as it travels: never negative."""
-    return sum(times * int(number) for times, number in weighted) & MASK
+    found, on_device = 0, dict[torch.device, list[tuple[int, Tensor]]]()
+    for times, number in weighted:
+        if isinstance(number, int):
+            found += times * number
+        else:
+            on_device.setdefault(number.device, []).append((times, number))
+    for device, pairs in on_device.items():  # read once, not one by one
+        factors = torch.tensor([times for times, _ in pairs]).to(device)
+        found += int((torch.stack([number for _, number in pairs]) * factors).sum())
+    return found & MASK
 
 
 def _weighted(whole: Tensor) -> Tensor:
@@ -91,6 +100,15 @@ class SumChecksums:
         self.gradients, self.buffers = NodeChecksums(), NodeChecksums()
         self.sent: list[tuple[int, Number]] = []
         self.arrived: list[tuple[int, Number]] = []
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether checksums are taken in this attempt: without a reason they would only cost time."""
+        return self.gradients.are_taken
+
+    def take(self, wanted: bool) -> None:
+        """Take them from now on, or no longer."""
+        self.gradients.are_taken = self.buffers.are_taken = wanted
 
     def begin(self) -> None:
         """Another attempt begins."""
@@ -107,6 +125,7 @@ class NodeChecksums:
     """Of each virtual node all that it has added to the sums."""
 
     def __init__(self) -> None:
+        self.are_taken = False
         self._nodes: list[list[tuple[int, Number]]] = []
 
     def begin(self) -> None:

@@ -60,7 +60,7 @@ class ExactReduction(Reduction):
         assert self._group is not None
         sums = self.gradient_sums.complete(bucket)
         faults.expose("sums", [sums])
-        if self.checksums is not None:
+        if self.checksums is not None and self.checksums.are_taken:
             self.checksums.sent += self.gradient_sums.checksums(bucket)
         work = self._group.sum(sums)
         faults.reach("bucket")
@@ -79,7 +79,7 @@ class ExactReduction(Reduction):
         every = range(len(self.gradient_sums.order))
         if every:
             faults.expose("received buckets", [self.gradient_sums.buffer])
-        if self.checksums is not None:
+        if self.checksums is not None and self.checksums.are_taken:
             self.checksums.arrived += self.gradient_sums.checksums(every)
 
     def measure(self, readback: Readback) -> Later[Measured]:

@@ -97,6 +97,7 @@ class Sentinel:
             judge = verdicts.judge(self._step, self._seed, parties, membership.devices)
             roles[dispute.node] = parties if judge is None else (*parties, judge)
         self._duties = Duties(membership.devices, roles)
+        self._sums.take(dispute is not None or verdicts.is_due(self._step, self._rate))
         self._said.clear()
         return self._duties.checked_by(membership.device)
 
@@ -135,7 +136,7 @@ class Sentinel:
             numbers[(ROLES + 1) * node + self._duties.roles[node].index(device)] = answer
         start = (ROLES + 1) * self._virtual_nodes + 3 * self._duties.devices.index(device)
         numbers[start : start + 2] = checksums.total(self._sums.sent), checksums.total(self._sums.arrived)
-        if self._dispute is not None or verdicts.is_due(self._step, self._rate):
+        if self._sums.are_taken:
             self._live.buffers.restore()  # a virtual node may have left them in the middle of a step
             numbers[start + 2] = checksums.of_named(contents(self._live.parts, self._live.optimizers))
         return numbers
@@ -197,6 +198,8 @@ class Sentinel:
 
     def _wrong_sums(self, of_nodes: Mapping[int, int], sent: Answers, arrived: Answers) -> SentinelVerdict | None:
         """What has happened to gradients between their rounding and the end of the all-reduce."""
+        if not self._sums.are_taken:
+            return None
         own = dict.fromkeys(self._duties.devices, 0)
         for node, roles in self._duties.roles.items():
             own[roles[0]] += of_nodes[node]

@@ -109,7 +109,7 @@ class Sums:
         constant = self._grids[self._names[index]].constant if self._exact else PLAIN
         value = value.to(self._accumulator.sums.device)
         self._accumulator.add(slot, value, constant, factor)
-        if self.node_checksums is not None:
+        if self.node_checksums is not None and self.node_checksums.are_taken:
             name = self._names[index]
             flat = self._accumulator.flat(slot, value)
             number = checksums.of_addend(flat, constant, self._grids[name].exponent, factor)
