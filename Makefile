@@ -53,6 +53,7 @@ else
 	VF_ALL_GRIDS=1 $(BIN)/pytest -n 2 --dist loadfile tests/equivalence/test_sharded.py tests/chaos/test_sharded_points.py --timeout 600
 	$(BIN)/python -m tests.chaos --kind sharded $(CHAOS) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.chaos --kind fast $(CHAOS) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.chaos --kind flips $(CHAOS) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.chaos --kind stages $(CHAOS) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.chaos --kind stages --accelerator $(CHAOS) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.equivalence --accelerator $(if $(ONLY),--only '$(ONLY)')

@@ -23,6 +23,7 @@ PARTS = {  # of the time, for each kind: on CPUs, and on CUDA devices made for t
     ("sharded", True): 1,
     ("fast", False): 1,
     ("fast", True): 1,
+    ("flips", False): 1,
     ("manager", False): 4,
 }
 GRACE_SECONDS = 1800.0  # for the last schedule of a series, which has a limit of its own

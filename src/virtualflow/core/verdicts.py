@@ -68,7 +68,7 @@ def rate_of(value: str | float | Fraction) -> Fraction:
 
 
 def is_due(step: int, rate: Fraction) -> bool:
-    """Whether sums, and what replicas hold, are compared in *step*: in every one at full rate, in every 16th at 1/16."""
+    """Whether sums and replicas are compared in *step*: in every one at full rate, in every 16th at 1/16."""
     return math.floor((step + 1) * rate) > math.floor(step * rate)
 
 
