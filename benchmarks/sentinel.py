@@ -1,7 +1,7 @@
 """What a sentinel costs that watches one virtual node of 16: a second run of that part, checksums and digests.
 
-Two devices of 8 virtual nodes each check one in every second step, and compare sums and replicas in every 16th. That
-falls into every fourth segment, so the costs of all segments together count. Node sizes are small: a step without much
+Two devices of 8 virtual nodes each check one in every second step, and compare sums and replicas in every 16th, on
+average: so the costs of all segments together count. Node sizes are small: a step without much
 computing shows the most.
 """
 

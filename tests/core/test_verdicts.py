@@ -33,7 +33,7 @@ def test_at_full_rate_every_node_is_run_again_by_another_device_than_its_own() -
 @pytest.mark.parametrize("rate", [Fraction(1, 16), Fraction(1, 3), Fraction(5, 8)])
 def test_over_many_steps_each_node_is_watched_as_often_as_the_rate_says(rate: Fraction) -> None:
     times = Counter(node for step in range(4800) for node in checkers(step, 5, FOUR, "abcd", rate))
-    assert sum(times.values()) == 4800 * 16 * rate
+    assert sum(times.values()) == pytest.approx(4800 * 16 * rate, rel=0.1)
     assert max(times.values()) < 1.5 * min(times.values())
 
 
@@ -56,8 +56,8 @@ def test_one_device_alone_watches_nothing() -> None:
 
 
 def test_replicas_are_compared_in_as_many_steps_as_the_rate_says() -> None:
-    assert all(is_due(step, Fraction(1)) for step in range(10))
-    assert [step for step in range(48) if is_due(step, Fraction(1, 16))] == [15, 31, 47]
+    assert all(is_due(step, 5, Fraction(1)) for step in range(10))
+    assert sum(is_due(step, 5, Fraction(1, 16)) for step in range(3200)) == pytest.approx(200, rel=0.2)
 
 
 def test_a_judge_is_a_third_device() -> None:

@@ -67,9 +67,9 @@ def rate_of(value: str | float | Fraction) -> Fraction:
     return rate
 
 
-def is_due(step: int, rate: Fraction) -> bool:
-    """Whether sums and replicas are compared in *step*: in every one at full rate, in every 16th at 1/16."""
-    return math.floor((step + 1) * rate) > math.floor(step * rate)
+def is_due(step: int, seed: int, rate: Fraction) -> bool:
+    """Whether sums and replicas are compared in *step*: in every one at full rate, in one of 16 at 1/16."""
+    return math.floor(rate + _drawn(step, seed)) > 0
 
 
 def checkers(
@@ -77,8 +77,8 @@ def checkers(
 ) -> dict[int, DeviceId]:
     """For each virtual node that is watched in *step* the device that runs it again, another one than its own.
 
-    Each device watches as many as it has of its own, times the rate: as a step lasts as long as its slowest device,
-    they do so in the same steps.
+    Of each device's own as many are watched as the rate says, on average over steps. As a step lasts as long as its
+    slowest device, all devices check in the same steps.
     """
     if len(devices) < 2:
         return {}
@@ -86,10 +86,15 @@ def checkers(
     watched: dict[int, DeviceId] = {}
     for place, device in enumerate(devices):
         own = nodes.get(device, ())
-        count = math.floor((step + 1) * rate * len(own)) - math.floor(step * rate * len(own))
+        count = math.floor(rate * len(own) + _drawn(step, seed))
         drawn = sorted(own, key=lambda node: derive(seed, "watched", step, node))[:count]
         watched |= dict.fromkeys(drawn, devices[(place + shift) % len(devices)])
     return watched
+
+
+def _drawn(step: int, seed: int) -> Fraction:
+    """From 0 to 1, without 1: a number smaller than that is rounded up as often as it is large."""
+    return Fraction(derive(seed, "watched steps", step), 2**32)
 
 
 def judge(step: int, seed: int, parties: Sequence[DeviceId], devices: Sequence[DeviceId]) -> DeviceId | None:

@@ -67,7 +67,7 @@ class Sentinel:
         self._duties = Duties()
         self._dispute: Dispute | None = None
         self._unexplained = 0
-        self._step = -1
+        self._step, self._is_due = -1, False
         self._seen: dict[int, dict[str, Number]] = {}  # of watched virtual nodes the gradients, by name
         self._said: dict[int, int] = {}  # what virtual nodes gave that this worker has run again
         self.verdicts: list[SentinelVerdict] = []  # in this step
@@ -75,6 +75,7 @@ class Sentinel:
     def begin_step(self, step: int) -> None:
         """*step* of the job comes next."""
         self._step, self._dispute, self._unexplained, self.verdicts = step, None, 0, []
+        self._is_due = verdicts.is_due(step, self._seed, self._rate)
 
     def begin(self, attempt: Attempt) -> list[int]:
         """Another attempt begins, on the devices that there are now; which virtual nodes are to be run again here."""
@@ -97,7 +98,7 @@ class Sentinel:
             judge = verdicts.judge(self._step, self._seed, parties, membership.devices)
             roles[dispute.node] = parties if judge is None else (*parties, judge)
         self._duties = Duties(membership.devices, roles)
-        self._sums.take(dispute is not None or verdicts.is_due(self._step, self._rate))
+        self._sums.take(dispute is not None or self._is_due)
         self._said.clear()
         return self._duties.checked_by(membership.device)
 
@@ -167,7 +168,8 @@ class Sentinel:
         metrics = [number.hex() for pair in scalars.metrics.values() for number in pair]
         total, weight, ids, integers, _, *flags = encoded(scalars)  # what is not finite shows in the gradients
         plain = derive(0, total, weight, ids, integers, *flags, *metrics)
-        return (gradients ^ of_sums ^ (plain << 16)) & MASK
+        # Tries are compared with each other, and where sums are not due, only those after the first have checksums.
+        return (gradients ^ (of_sums if self._is_due else 0) ^ (plain << 16)) & MASK
 
     def _differ(self, by_node: Mapping[int, Sequence[int]]) -> bool:
         """Whether two devices have computed different things for one virtual node: both will do so again."""
