@@ -57,7 +57,7 @@ def test_series_side_by_side_take_the_time_that_was_asked_for() -> None:
         "--kind",
         "job",
         "--minutes",
-        "106.7",
+        "102.9",
         "--seed",
     ]
 
