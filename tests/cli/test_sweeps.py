@@ -75,6 +75,10 @@ def test_a_parameter_takes_the_place_that_the_arguments_have_for_it() -> None:
     assert arguments_for(["optim.lr={lr}", "x"], {"lr": "0.1", "seed": "2"}) == ["optim.lr=0.1", "x", "--seed", "2"]
 
 
+def test_a_value_that_looks_like_a_place_stays_as_it_is() -> None:
+    assert arguments_for(["{a} {b}"], {"a": "{b}", "b": "{a}"}) == ["{b} {a}"]
+
+
 def test_a_file_has_a_row_for_each_job(tmp_path: Path) -> None:
     (tmp_path / "grid.csv").write_text("batch-size, virtual-nodes\n16,2\n\n32,4\n")
     assert combinations([str(tmp_path / "grid.csv"), "seed=0"]) == [
@@ -87,12 +91,16 @@ def test_what_is_no_sweep_is_refused_before_anything_is_submitted(
     manager: Manager, script: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "ragged.csv").write_text("lr,seed\n0.1\n")
+    (tmp_path / "two names.csv").write_text("lr,seed,lr\n0.1,1,0.2\n")
+    (tmp_path / "two rows.csv").write_text("lr,seed\n0.1,1\n0.2,1\n 0.1,1\n")
     for given, reason in (
         ("lr=", "expected NAME=VALUE,VALUE"),
         ("lr=1,1", "gives a value twice"),
         ("9=1", "can't be the name of a parameter"),
         ("nowhere.csv", "or a CSV file; No such file"),
-        (str(tmp_path / "ragged.csv"), "line 2: 1 values for 2 names"),
+        (str(tmp_path / "ragged.csv"), "line 2: 1 value for 2 names"),
+        (str(tmp_path / "two names.csv"), "gives lr twice"),
+        (str(tmp_path / "two rows.csv"), "line 4: the same values as before"),
         ("n=" + ",".join(map(str, range(1001))), "makes 1001 jobs"),
     ):
         assert reason in refused("submit", "--sweep", given, script)

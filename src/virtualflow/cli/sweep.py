@@ -20,6 +20,7 @@ from virtualflow.cli.sweeps import (
     results,
 )
 from virtualflow.cli.timeline import pyplot
+from virtualflow.core.wording import counted
 from virtualflow.errors import ManagerError
 from virtualflow.manager.client import Client
 
@@ -40,7 +41,9 @@ def submit_all(client: Client, body: dict[str, Any], chosen: list[Parameters], *
                 f"{len(ids)} of {len(chosen)} jobs of sweep {name} were submitted, then: {error} "
                 f"`vf cancel {name}` ends those."
             ) from error
-    print(json.dumps({"sweep": name, "ids": ids}) if as_json else f"sweep {name}: {len(ids)} jobs", flush=True)
+    print(
+        json.dumps({"sweep": name, "ids": ids}) if as_json else f"sweep {name}: {counted(len(ids), 'job')}", flush=True
+    )
     return ids
 
 

@@ -15,6 +15,7 @@ from rich import box
 from rich.table import Table
 
 from virtualflow.core.job_view import JobView
+from virtualflow.core.wording import counted
 from virtualflow.errors import ConfigError
 
 MAX_JOBS = 1000  # of one sweep
@@ -26,9 +27,7 @@ Parameters = dict[str, str]
 def combinations(given: Sequence[str]) -> list[Parameters]:
     """Every combination of what ``--sweep`` gives: ``NAME=VALUE,VALUE``, or a CSV file with one in each row."""
     choices = [_rows(Path(text)) if "=" not in text else _values(text) for text in given]
-    names = [name for rows in choices for name in rows[0]]
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ConfigError(f"--sweep gives {' and '.join(twice)} twice")
+    _check_once([name for rows in choices for name in rows[0]], "--sweep")
     found = [{name: value for part in parts for name, value in part.items()} for parts in itertools.product(*choices)]
     if len(found) > MAX_JOBS:
         raise ConfigError(
@@ -59,10 +58,22 @@ def _rows(file: Path) -> list[Parameters]:
         raise ConfigError(f"--sweep {file}: expected a line with names, and a line for each job")
     names = [name.strip() for name in rows[0]]
     _check_names(names, f"--sweep {file}")
+    _check_once(names, f"--sweep {file}")
+    found: list[Parameters] = []
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(names):
-            raise ConfigError(f"--sweep {file}, line {number}: {len(row)} values for {len(names)} names")
-    return [dict(zip(names, (value.strip() for value in row), strict=True)) for row in rows[1:]]
+            raise ConfigError(
+                f"--sweep {file}, line {number}: {counted(len(row), 'value')} for {counted(len(names), 'name')}"
+            )
+        found.append(dict(zip(names, (value.strip() for value in row), strict=True)))
+        if found[-1] in found[:-1]:
+            raise ConfigError(f"--sweep {file}, line {number}: the same values as before; the jobs would be the same")
+    return found
+
+
+def _check_once(names: Sequence[str], where: str) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"{where} gives {' and '.join(twice)} twice")
 
 
 def _check_names(names: Sequence[str], where: str) -> None:
@@ -73,12 +84,10 @@ def _check_names(names: Sequence[str], where: str) -> None:
 
 def arguments_for(arguments: Sequence[str], parameters: Parameters) -> list[str]:
     """A job's arguments: values take the place of ``{lr}`` and the like; others follow, as ``--lr 0.1``."""
-    placed = {name for name in parameters if any(f"{{{name}}}" in argument for argument in arguments)}
-    filled = []
-    for argument in arguments:
-        for name in placed:
-            argument = argument.replace(f"{{{name}}}", parameters[name])
-        filled.append(argument)
+    places = re.compile("|".join(re.escape(f"{{{name}}}") for name in parameters) or "(?!)")
+    placed = {place[1:-1] for argument in arguments for place in places.findall(argument)}
+    # In one go: a value may look like another one's place.
+    filled = [places.sub(lambda found: parameters[found[0][1:-1]], argument) for argument in arguments]
     return filled + [word for name, value in parameters.items() if name not in placed for word in (f"--{name}", value)]
 
 
