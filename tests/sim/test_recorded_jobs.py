@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.manager.worlds import Starts, World, answering, job, launched, starts
 from virtualflow.cli.main import app
 from virtualflow.cluster import recorded
 from virtualflow.cluster.recorded import RecordedCluster
+from virtualflow.core.devices import parse_pools
 from virtualflow.core.job_state import JobState
 from virtualflow.core.step_times import TimedSteps, TypeShare
 from virtualflow.errors import ManagerError, TraceError, VirtualFlowError
@@ -82,6 +84,12 @@ def test_what_happened_stands_beside_what_another_policy_would_have_done(manager
     assert again == pytest.approx(real, rel=0.01)  # no start costs anything here
     # From 10 s on each has one device, until the short one is done after 100 s more; then the long one has both.
     assert shared == pytest.approx((150 + 100) / 2, rel=0.01)
+
+
+def test_a_cluster_that_had_more_devices_than_now_was_not_more_than_full(manager: Manager) -> None:
+    past = past_of(manager)
+    fewer = replace(past, recorded=replace(past.recorded, pools=tuple(parse_pools("V100:1"))))
+    assert fewer.happened().accounts.total == past.happened().accounts.total == 2 * 150.0
 
 
 def test_starts_are_no_work(manager: Manager) -> None:

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -73,7 +74,9 @@ class Past:
         simulated = {job.id: job for job in self.trace.jobs}
         results = [self._result(each, simulated[each.job.id], zero) for each in self.jobs]
         results.sort(key=lambda result: result.end_seconds)
-        accounts = Accounts(sum(pool.count for pool in self.recorded.pools), 0.0, results[-1].end_seconds)
+        # The cluster may have had more devices then.
+        devices = max(sum(pool.count for pool in self.recorded.pools), _most_at_once(results))
+        accounts = Accounts(devices, 0.0, results[-1].end_seconds)
         held = math.fsum(
             len(segment.devices) * (segment.end_seconds - segment.start_seconds)
             for result in results
@@ -94,6 +97,14 @@ class Past:
         alone = job.steps / max(self.throughput.speed(job, offer).steps_per_second for offer in offers)
         end, alone = (each.ended or now) - zero, self.costs.boot + alone
         return JobResult(job, segments[0].start_seconds, end, each.resizes, alone, segments)
+
+
+def _most_at_once(results: Iterable[JobResult]) -> int:
+    """The largest number of devices that jobs had at one time."""
+    stretches = [segment for result in results for segment in result.segments]
+    taken = [(segment.start_seconds, len(segment.devices)) for segment in stretches]
+    left = [(segment.end_seconds, -len(segment.devices)) for segment in stretches]
+    return max(accumulate(count for _, count in sorted(taken + left)), default=0)
 
 
 def _speeds(jobs: Iterable[RecordedJob]) -> Throughput:
