@@ -37,7 +37,7 @@ def passed_over(stream: vf.Stream, epochs: int = 2, **options: Any) -> str:
 
 
 def test_epochs_over_a_stream_read_each_example_once(tmp_path: Path) -> None:
-    passed_over(rows(tmp_path), epochs=3)
+    passed_over(rows(tmp_path), epochs=3, loader_workers=0)  # on a slow machine, processes would be asked to read on
     assert reads(tmp_path) == times(3, once()) + looked_at()
 
 
@@ -87,12 +87,12 @@ def saved_at(step: int, path: Path, trainer: vf.Trainer, batches: Iterator[Globa
 
 @pytest.mark.parametrize("known", [EACH, None])
 def test_a_resumed_job_goes_on_in_its_steps(known: int | None, tmp_path: Path) -> None:
-    whole = make(loss_fn=squares)
+    whole = make(loss_fn=squares, loader_workers=0)
     losses = [whole.step(batch) for batch in whole.steps(40, rows(tmp_path, examples=known))]
     needed = reads(tmp_path).total()
-    half = make(loss_fn=squares)
+    half = make(loss_fn=squares, loader_workers=0)
     saved_at(23, tmp_path / "half.pt", half, half.steps(40, rows(tmp_path, examples=known)))
-    resumed = make(loss_fn=squares)
+    resumed = make(loss_fn=squares, loader_workers=0)
     resumed.load(tmp_path / "half.pt")
     assert [resumed.step(batch) for batch in resumed.steps(40, rows(tmp_path, examples=known))] == losses[23:]
     assert reads(tmp_path).total() - 2 * needed <= 4 * BLOCK + 2  # one block again for each virtual node
