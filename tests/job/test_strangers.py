@@ -22,6 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.ports import free_port
+from tests.system.test_identity import a_certificate
+from virtualflow.cli.run_settings import LaunchOptions
 from virtualflow.core.job_description import JobDescription
 from virtualflow.core.job_state import JobState
 from virtualflow.errors import LaunchError
@@ -32,7 +34,7 @@ from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.status import JobStatus
 from virtualflow.job.wire_messages import GetStatus, JobRequest, WorkAssigned
 from virtualflow.system import tls
-from virtualflow.system.identity import identity
+from virtualflow.system.identity import chosen, identity
 from virtualflow.testing import FakeClock
 
 LINES = [
@@ -373,6 +375,33 @@ def test_a_token_without_a_certificate_is_refused_before_anything_is_sent(tmp_pa
     token = tokens.read_token(file)
     with pytest.raises(LaunchError, match="names no certificate"):
         tokens.connect("127.0.0.1", 1, token)
+
+
+def test_a_job_is_known_by_the_certificate_that_its_owner_names(tmp_path: Path) -> None:
+    own = chosen(*a_certificate(tmp_path))
+    file = tmp_path / "token"
+    tokens.made_token(file, own)
+    assert tokens.read_token(file).fingerprint == own.fingerprint != identity().fingerprint
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        _thread(lambda: tls.serve(listening.accept()[0], tls.server_context(own))) as serving,
+    ):
+        client, _ = tls.connect("127.0.0.1", listening.getsockname()[1], tokens.read_token(file).fingerprint, 10)
+        client.close()
+        serving.value().close()
+
+
+def test_what_a_step_sends_is_said_to_be_open_where_others_could_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate, key = a_certificate(tmp_path)
+    for address, is_open in (("127.0.0.1:0", False), ("10.0.0.5:29400", True)):
+        launch = LaunchOptions(listen=address, token_file=tmp_path / "token", tls_cert=certificate, tls_key=key)
+        fields = launch.by_option()["listen"]
+        assert (fields["tls_cert"], fields["tls_key"]) == (str(certificate), str(key))
+        assert ("(gloo, NCCL) is not encrypted" in capsys.readouterr().err) == is_open
+    with pytest.raises(LaunchError, match="are about --listen HOST:PORT"):
+        LaunchOptions(tls_cert=certificate, tls_key=key).by_option()
 
 
 def test_the_token_file_of_a_job_is_for_its_owner_and_keeps_its_secret(tmp_path: Path) -> None:

@@ -47,6 +47,12 @@ def test_the_log_takes_no_more_than_its_files(tmp_path: Path, monkeypatch: pytes
     assert times == [float(time) for time in range(200 - len(times), 200)]
 
 
+def test_a_log_that_can_not_be_written_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "folder").write_text("no folder")
+    AuditLog(tmp_path / "folder").note(an_entry(1.0))
+    assert '"verb":"pause"' in caplog.text
+
+
 def test_who_is_refused_again_and_again_does_not_push_out_what_others_did(tmp_path: Path) -> None:
     log = AuditLog(tmp_path)
     for count in range(1000):

@@ -47,6 +47,9 @@ def test_people_with_tokens_do_what_their_roles_allow_and_the_log_tells_who(
         assert (tmp_path / f"{name}.token").stat().st_mode & 0o777 == 0o600
     assert "there is a file ann.token already" in run_verb("cluster", "token", "add", "ann", "--role", "look")[1]
 
+    code, said = run_verb("cluster", "token", "add", "eve", "--role", "look", "-o", "no/such/folder")
+    assert (code, "the token was not made: cannot write no/such/folder" in said) == (2, True)
+
     script = tmp_path / "train.py"
     script.write_text("")
     monkeypatch.setenv("VF_HOME", str(tmp_path / "elsewhere"))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from virtualflow.cli.job_table import moment
 from virtualflow.cli.options import seconds_of
@@ -17,6 +17,8 @@ from virtualflow.cli.screen import print_line, screen
 from virtualflow.core.wording import counted
 from virtualflow.manager.audit_log import entries_in
 from virtualflow.manager.client import Client, folder
+
+COLUMNS = ("token", "role", "from", "verb", "job", "what", "outcome")
 
 
 def audit(
@@ -38,7 +40,7 @@ def audit(
 
 
 def _table(entries: list[dict[str, Any]]) -> Table:
-    table = Table("when", "token", "role", "from", "verb", "job", "what", "outcome", box=box.SIMPLE, pad_edge=False)
+    table = Table(Column("when", no_wrap=True), *COLUMNS, box=box.SIMPLE, pad_edge=False)
     for entry in entries:
         asked = " ".join(f"{name}={value}" for name, value in entry["asked"].items())
         what = " ".join(part for part in (entry["on"], asked, entry["why"]) if part)

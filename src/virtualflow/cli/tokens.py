@@ -47,7 +47,13 @@ def add(
         raise ConfigError(f"there is a file {file} already: remove it, or name another one with -o")
     client = Client.find()
     secret = client.post("/api/tokens", name=name, role=role, owner=owner or "")["token"]
-    tokens.write_token(file, client.fingerprint, secret)
+    try:
+        tokens.write_token(file, client.fingerprint, secret)
+    except OSError as error:
+        client.post(f"/api/tokens/{name}/remove")
+        raise ConfigError(
+            f"the token was not made: cannot write {file}: {error.strerror}. Name another file with -o."
+        ) from error
     print_line(f"token {name} may {role}: {file}. Hand it over where nobody else can read it; its holder sets")
     print_line(f"  VF_CLUSTER={client.address} VF_TOKEN_FILE={file}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -20,6 +21,8 @@ KEPT = 4  # older files
 MOST_SHOWN = 10_000  # entries
 BURST = 30  # refusals of one token, or of all strangers, that are written in each span of time
 BURST_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
@@ -56,7 +59,10 @@ class AuditLog:
             if unlogged is None:
                 return
             line = msgspec.json.encode(msgspec.structs.replace(entry, unlogged=unlogged)) + b"\n"
-            self._writer_at(self._path).append(line)
+            try:
+                self._writer_at(self._path).append(line)
+            except OSError as error:  # a full disk keeps nobody from stopping a job
+                _log.warning("the audit log lacks %s, which can't be written: %s", line.decode().strip(), error)
 
     def _count(self, entry: AuditEntry) -> int | None:
         """How many refusals before this one were left out; None if this one is, too.

@@ -14,7 +14,7 @@ from virtualflow.manager.token_book import Caller
 JOB = "vf.job"  # in a request's state: the job that it has made
 SECRET = ("submit",)  # verbs whose requests may hold what is not for the log
 MOST_WHY = 500  # characters
-UNKNOWN = "unknown"  # what strangers want is not looked at
+UNKNOWN = "unknown"
 
 
 def entry_of(caller: Caller, scope: Scope, asked: bytes, answer: Sequence[Message], now: float) -> AuditEntry | None:
@@ -38,11 +38,10 @@ def entry_of(caller: Caller, scope: Scope, asked: bytes, answer: Sequence[Messag
     )
 
 
-def stranger_entry(scope: Scope, now: float) -> AuditEntry:
-    """A request to change something, without a token."""
-    return AuditEntry(
-        time=now, token="", role="", remote=_remote(scope), verb=UNKNOWN, outcome="refused", why="no token"
-    )
+def turned_away(caller: Caller | None, scope: Scope, why: str, now: float) -> AuditEntry:
+    """A request to change something that was refused before anybody looked at what; a stranger's without a *caller*."""
+    token, role = (caller.name, str(caller.role)) if caller is not None else ("", "")
+    return AuditEntry(time=now, token=token, role=role, remote=_remote(scope), verb=UNKNOWN, outcome="refused", why=why)
 
 
 def _remote(scope: Scope) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from virtualflow.manager.api.audit_entries import entry_of, stranger_entry
+from virtualflow.manager.api.audit_entries import entry_of, turned_away
 from virtualflow.manager.api.connections import ADMIT
 from virtualflow.manager.api.permissions import CALLER, READ
 from virtualflow.manager.api.sessions import KEY_HEADER, SESSION_SECONDS, Session, Sessions
@@ -46,6 +46,7 @@ browser; after that this address lets the browser in.</p>
 """
 PAGE = ("/", "/docs", "/openapi.json")  # what a browser opens by itself, and which shows no job
 FILES = "/static/"
+TOO_LARGE = "the request is larger than 32 MB"
 MOST_ASKED = 1000  # bytes of a request's body that the log may have
 
 
@@ -69,13 +70,17 @@ class Guard:
             where = f"/#session={opened.key}".encode()
             await _answer(send, 303, [(b"location", where), (b"set-cookie", _cookie(scope, opened)), *HEADERS])
         elif (session := self._session(scope)) is None:
-            if scope["method"] not in READ:
-                self._log.note(stranger_entry(scope, self._log.clock()))
+            self._turn_away(None, scope, "no token")
             await _refuse(scope, send, headers)
         elif (refusal := _refusal(session, scope, headers)) is not None:
+            self._turn_away(session.caller, scope, refusal)
             await _answer(send, 403, [(b"content-type", b"application/json")], json.dumps({"detail": refusal}).encode())
         else:
             await self._pass_for_now(session, scope, receive, send, headers)
+
+    def _turn_away(self, caller: Caller | None, scope: Scope, why: str) -> None:
+        if scope["method"] not in READ:
+            self._log.note(turned_away(caller, scope, why, self._log.clock()))
 
     def _caller(self, headers: dict[bytes, bytes]) -> Caller | None:
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
@@ -117,7 +122,8 @@ class Guard:
             admit()
         state[CALLER] = caller
         if _length(headers) > MOST_BYTES:
-            await _answer(send, 413, [], b'{"detail": "the request is larger than 32 MB"}')
+            self._turn_away(caller, scope, TOO_LARGE)
+            await _answer(send, 413, [], json.dumps({"detail": TOO_LARGE}).encode())
         elif scope["method"] in READ:
             await self._app(scope, _limited(receive), self._while_known(caller, _guarded(send)))
         else:
