@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -32,11 +33,13 @@ def test_a_rate_that_is_none_is_refused(rate: Any) -> None:
         make(mlp(), sentinel=rate)
 
 
-def test_on_one_device_nothing_is_compared_and_the_bits_are_the_same() -> None:
+def test_on_one_device_it_says_once_that_nothing_is_compared_and_the_bits_are_the_same() -> None:
     digests = set()
-    for rate in (0, 1):
+    for rate, warned in ((0, contextlib.nullcontext([])), (1, pytest.warns(UserWarning, match="watches nothing"))):
         vf.seed(0)
         trainer = make(mlp(), sentinel=rate)
-        train(trainer, regression())
+        with warned as said:
+            train(trainer, regression())
+        assert len(said) == rate
         digests.add(trainer.digest())
     assert len(digests) == 1

@@ -5,6 +5,7 @@ So everything is known before a step is committed, by all workers at once, and e
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -27,6 +28,10 @@ from virtualflow.train.scalars import ABSENT, NodeScalars, encoded
 from virtualflow.train.state import contents
 
 ROLES = 3  # a virtual node's own device, the one that runs it again, and the one that decides
+ALONE = (
+    "the sentinel watches nothing while the job has one device: it compares what two devices compute. Give the job "
+    "more, three if it is to tell which one is wrong: vf run --devices 3."
+)
 UNEXPLAINED = 3  # times in one step that something may be wrong and nobody be found
 
 
@@ -67,6 +72,7 @@ class Sentinel:
         self._duties = Duties()
         self._dispute: Dispute | None = None
         self._unexplained = 0
+        self._has_warned = False
         self._step, self._is_due = -1, False
         self._seen: dict[int, dict[str, Number]] = {}  # of watched virtual nodes the gradients, by name
         self._said: dict[int, int] = {}  # what virtual nodes gave that this worker has run again
@@ -80,6 +86,9 @@ class Sentinel:
     def begin(self, attempt: Attempt) -> list[int]:
         """Another attempt begins, on the devices that there are now; which virtual nodes are to be run again here."""
         membership, batch = self._peers.membership, attempt.batch
+        if len(membership.devices) == 1 and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(ALONE, stacklevel=2)
         mapping = membership.mapping(self._virtual_nodes)
         busy = {
             device: [node for node in nodes if len(batch.shards[node])] for device, nodes in mapping.by_device().items()
