@@ -23,6 +23,7 @@ class Placement:
         self.machine_sizes: dict[str, tuple[int, ...]] = {}  # the largest first
         self._machine: dict[str, int] = {}  # device -> machine
         self._place: dict[str, int] = {}  # device -> position, for a stable order
+        self._from_the_end: dict[str, int] = {}  # device -> minus its position
         self._type: list[str] = []  # machine -> device type
         self._free: list[list[str]] = []  # machine -> free devices, the first one last
         self._room: list[int] = []  # machine -> how many are free
@@ -43,6 +44,7 @@ class Placement:
             self.machine_sizes[device_type] = ()
         machine, size = len(self._free), len(devices)
         for device in devices:
+            self._from_the_end[device] = -len(self._place)
             self._place[device] = len(self._place)
             self._machine[device] = machine
         self._type.append(device_type)
@@ -68,14 +70,14 @@ class Placement:
         return self._type[self._machine[device]]
 
     def counts(self, devices: Iterable[str]) -> dict[str, int]:
-        return _counted(self._type[self._machine[device]] for device in devices)
+        return _counted([self._type[self._machine[device]] for device in devices])
 
     def pools(self, devices: Sequence[str]) -> tuple[Pool, ...]:
         """A job's devices by type and machine, as the solver takes them."""
         if len(devices) == 1:
             return (Pool(self.type_of(devices[0]), (1,)),)
         machines: dict[str, list[int]] = {}
-        for machine, count in _counted(self._machine[device] for device in devices).items():
+        for machine, count in _counted([self._machine[device] for device in devices]).items():
             machines.setdefault(self._type[machine], []).append(count)
         # In the cluster's order, so that equal placements are equal values.
         return tuple(
@@ -113,7 +115,7 @@ class Placement:
             self._move(machine, len(names))
             # Lowest name first, so that a placement depends on what is free and not on how it came to be.
             for device in names:
-                bisect.insort(self._free[machine], device, key=lambda name: -self._place[name])
+                bisect.insort(self._free[machine], device, key=self._from_the_end.__getitem__)
 
     def to_release(self, devices: Sequence[str], device_type: str, count: int) -> list[str]:
         """Which devices of a type a job gives up: those on the machines where it has the fewest."""

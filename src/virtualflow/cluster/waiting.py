@@ -40,12 +40,12 @@ class Queue:
 
     def __iter__(self) -> Iterator[ScheduledJob]:
         """In order, as far as the caller cares to look. The queue must not change meanwhile."""
-        heap = self._heap
+        heap, size = self._heap, len(self._heap)
         frontier = [(heap[0], 0)] if heap else []
         while frontier:
             entry, place = heapq.heappop(frontier)
             for child in (2 * place + 1, 2 * place + 2):
-                if child < len(heap):
+                if child < size:
                     heapq.heappush(frontier, (heap[child], child))
             if not self._is_stale(entry):
                 yield entry[2]

@@ -37,6 +37,7 @@ class Table:
             for workload, count in sorted(speeds):
                 self._counts.setdefault((device_type, workload), []).append(count)
         self._known: dict[tuple[str, int, tuple[Pool, ...]], Speed] = {}
+        self._usable: dict[tuple[str, int, str], bool] = {}
 
     def speed(self, job: Job, pools: tuple[Pool, ...]) -> Speed:
         if job.workload == LINEAR:
@@ -51,7 +52,13 @@ class Table:
 
     def usable(self, job: Job, device_type: str) -> bool:
         """Where its demand was measured to run: some workloads fit on one device of a type and not on four."""
-        return job.workload == LINEAR or self._at(device_type.lower(), job.workload, job.demand) > 0
+        if job.workload == LINEAR:
+            return True
+        key = (job.workload, job.demand, device_type)
+        known = self._usable.get(key)
+        if known is None:
+            known = self._usable[key] = self._at(device_type.lower(), job.workload, job.demand) > 0
+        return known
 
     def slowdown(self, job: Job, beside: Sequence[Job], device_type: str) -> float:
         """What is left beside the worst of *beside*, as measured on one device each; 0 where they do not fit together.
