@@ -89,4 +89,4 @@ def test_what_nobody_stated_is_measured_and_a_kept_profile_chooses_the_grid_afte
 
 def test_a_statement_of_other_stages_is_refused_by_the_trainer(service: Service) -> None:
     job = service.submit(STAGED, memory={"stages": [GB] * 3, "copies": 2})
-    assert "the memory of 3 stages and 2 copies of each, but this Trainer has 4 stages" in job.until_over()["failure"]
+    assert "the memory of 3 stages and --copies 2, but this Trainer has 4 stages" in job.until_over()["failure"]

@@ -70,6 +70,7 @@ def trained(**arguments: Any) -> vf.Trainer:
         ({"sharding": "state"}, "sharding="),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))])}, "optimizer= is a function"),
         ({"optimizer": lambda params: None}, "optimizer= gave a NoneType"),
+        ({"optimizer": lambda params: [torch.optim.SGD(params, lr=0.1)]}, "there is one optimizer, of all weights"),
         ({"loss_fn": None}, "give a function"),
         ({"copies": 0}, "copies=0"),
         ({"pipeline": "zero bubble"}, "'1f1b', 'gpipe'"),

@@ -104,6 +104,12 @@ class JobOptimizer:
 
     def _made(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = self._make(NamedParameters(parameters))
+        if isinstance(optimizer, list | tuple | dict):
+            raise ConfigError(
+                f"optimizer= gave a {type(optimizer).__name__}: with stages there is one optimizer, of all weights. "
+                "Those with settings of their own are groups of it, by shape or by name in params.named(): "
+                "AdamW([{...}, {...}])."
+            )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
                 f"optimizer= gave a {type(optimizer).__name__}, expected an optimizer. With stages it is a function: "

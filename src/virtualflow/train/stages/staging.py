@@ -14,6 +14,7 @@ from virtualflow.core.cell_schedule import check_schedule
 from virtualflow.core.membership import JobContext
 from virtualflow.core.memory_needs import MemoryNeeds
 from virtualflow.core.profiled_grid import GridWanted
+from virtualflow.core.wording import counted
 from virtualflow.errors import ConfigError
 from virtualflow.train import preparation
 from virtualflow.train.committed import Live
@@ -138,8 +139,8 @@ def refuse_without_stages(job: JobContext, given: Mapping[str, bool]) -> None:
     memory = job.description.memory
     if memory is not None and memory.is_cut:
         warnings.warn(
-            f"the job was submitted with the memory of {len(memory.stages)} stages, and this Trainer has none: each "
-            "device holds the whole model. State one size with --memory.",
+            f"the job was submitted with the memory of {counted(len(memory.stages), 'stage')}, and this Trainer has "
+            "none: each device holds the whole model. State one size with --memory.",
             stacklevel=4,
         )
 
@@ -184,8 +185,9 @@ def _stated_memory(job: JobContext, stages: int, copies: int) -> MemoryNeeds | N
         return None
     if (len(memory.stages), memory.copies) != (stages, copies):
         raise ConfigError(
-            f"the job was submitted with the memory of {len(memory.stages)} stages and {memory.copies} copies of each, "
-            f"but this Trainer has {stages} stages and copies={copies}. Submit it with --memory and --copies of these."
+            f"the job was submitted with the memory of {counted(len(memory.stages), 'stage')} and --copies "
+            f"{memory.copies}, but this Trainer has {counted(stages, 'stage')} and copies={copies}. Submit it with "
+            "--memory and --copies of these."
         )
     return memory
 
