@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests import fakecuda
+from tests.ending import end_job
 from tests.fakecuda import build
 from virtualflow.backends.local import LocalBackend
 from virtualflow.events import STREAM, Regrouped, StepDone, StreamEvent, read_events
@@ -40,10 +41,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background; the 
 
 
 @pytest.fixture(autouse=True)
-def vf_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Jobs of tests leave their files in the test's own folder."""
+def vf_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Jobs of tests leave their files in the test's own folder, and no process."""
     monkeypatch.setenv("VF_HOME", str(tmp_path / "vf-home"))
-    return tmp_path / "vf-home"
+    yield tmp_path / "vf-home"
+    for folder in map(JobFolder, tmp_path.glob("*/jobs/*")):
+        if (folder.path / "coordinator").exists():
+            end_job(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -116,7 +116,7 @@ def strike(backend: LocalBackend, seed: int, folder: Path, calm: Finished) -> Co
 
 
 def kill_coordinator(seed: int, folder: Path, calm: str) -> Counter[str]:
-    """The coordinator dies, alone or with workers: the resumed job has made every step once, to the same bits."""
+    """The coordinator dies, alone or with workers: every step is made once, to the same bits."""
     chance = random.Random(seed)
     where, epoch, dies = chance.choice(orphans.ALL)
     devices = chance.randint(1, 4) if not dies else 3

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 
 from tests import fakecuda
 from tests.chaos.series import assert_no_orphans
-from tests.cli.test_run import descendants
 from tests.conftest import Launcher
 from tests.manager.managed import SCRIPT, STEPS, Managed, Service, until
 from virtualflow.backends.local import LocalBackend
 from virtualflow.core.job_state import ENDED
 from virtualflow.errors import ManagerError
+from virtualflow.job import lock_holders
 
 DEVICES = 3
 ROUND = [
@@ -143,9 +143,8 @@ class ManagerChaos:
         return bool(pids)
 
     def _kill_worker(self) -> bool:
-        workers = [worker.pid for job in self.jobs for worker in job.folder.read_state().workers]
-        family = [pid for coordinator in self._service.coordinators() for pid in _family(coordinator)]
-        if alive := sorted(set(workers) & set(family)):
+        workers = {worker.pid: job for job in self.jobs for worker in job.folder.read_state().workers}
+        if alive := sorted(pid for pid, job in workers.items() if lock_holders.is_held_by(pid, job.folder.lock)):
             _kill(self._chance.choice(alive))
         return bool(alive)
 
@@ -227,13 +226,6 @@ class ManagerAttack:
 
     def close(self) -> None:
         """Nothing is kept from one schedule to the next."""
-
-
-def _family(pid: int) -> list[int]:
-    try:
-        return descendants(pid)
-    except OSError:
-        return []
 
 
 def _kill(pid: int) -> None:

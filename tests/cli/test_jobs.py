@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.cli.test_run import VF, alive, descendants, vf
+from tests.ending import end_job
 from virtualflow.cli.main import main
 from virtualflow.core.wording import counted
 from virtualflow.errors import LaunchError
@@ -25,7 +26,7 @@ from virtualflow.events import STREAM, Loaded, Regrouped, StepDone, read_events
 from virtualflow.job import control
 from virtualflow.job.folder import JobFolder
 from virtualflow.job.status import JobStatus
-from virtualflow.job.wire_messages import ResizeJob
+from virtualflow.job.wire_messages import GetStatus, ResizeJob
 
 pytestmark = [
     pytest.mark.timeout(400),  # a busy machine decides nothing
@@ -131,8 +132,7 @@ def starting(folder: Path) -> Iterator[Callable[..., Job]]:
         yield one
     finally:
         for job in jobs:
-            with contextlib.suppress(AssertionError):
-                os.kill(coordinator_of(job.id), signal.SIGKILL)
+            end_job(JobFolder(job.path))
 
 
 @pytest.fixture
@@ -323,7 +323,7 @@ def test_a_job_that_has_just_ended_is_cleaned_only_if_that_is_said(shared_home: 
         assert run_verb("status", "--json") == (0, "[]\n")
 
 
-def test_a_killed_coordinator_leaves_no_process_and_a_checkpoint_of_that_very_step(
+def test_a_job_goes_on_under_another_coordinator_which_answers_verbs_and_sees_it_to_its_end(
     start: Callable[..., Job], calm: str
 ) -> None:
     job = start("--devices", "2")
@@ -331,18 +331,33 @@ def test_a_killed_coordinator_leaves_no_process_and_a_checkpoint_of_that_very_st
     family = descendants(job.coordinator)
     assert len(family) >= 1 + 2  # fork server, workers
     os.kill(job.coordinator, signal.SIGKILL)
-    wait_for_end(family)
-    (checkpoint,) = job.path.glob("checkpoints/*")
-    assert checkpoint.name == f"step-{len(job.steps):09d}.pt"
-    state = job.status()
-    assert state["state"] == "FAILED"
-    assert "coordinator is gone" in state["reason"]
-    text = run_verb("status", job.id)[1]
-    assert "FAILED" in text
-    assert "coordinator is gone" in text
-    assert f"`vf run --resume {job.id}` continues from step {len(job.steps)}" in text
-    assert job.finish() == calm
-    job.assert_no_step_was_lost_or_done_twice()
+    until_taken_over(job)
+    assert not [event for event in job.events if isinstance(event, Regrouped)]  # nothing was under way
+    assert run_verb("resize", "--wait", job.id, "3")[0] == 0
+    os.kill(job.coordinator, signal.SIGKILL)
+    os.kill(family[0], signal.SIGKILL)  # with the fork server
+    until_taken_over(job)
+    assert run_verb("resize", "--wait", job.id, "4")[0] == 0  # from another one
+    family += descendants(job.coordinator)
+    job.let_go()
+    job.until(lambda state: state.state == "DONE")
+    assert run_verb("logs", job.id)[1].splitlines()[-1] == calm
+    wait_for_end([*family, job.coordinator])
+    assert not list(job.path.glob("checkpoints/*"))
+    assert not list(job.path.glob("*.sock"))
+    assert [done.step for done in job.steps] == list(range(STEPS))
+
+
+def until_taken_over(job: Job) -> None:
+    """Until another coordinator answers."""
+    dead, deadline = job.coordinator, time.monotonic() + 120
+    while True:
+        assert time.monotonic() < deadline, (job.path / "coordinator.log").read_text()
+        with contextlib.suppress(AssertionError, LaunchError):
+            if (coordinator := coordinator_of(job.id)) != dead and control.ask(JobFolder(job.path), GetStatus()):
+                job.coordinator = coordinator
+                return
+        time.sleep(0.05)
 
 
 def test_a_coordinator_that_is_told_to_go_leaves_a_checkpoint(start: Callable[..., Job], calm: str) -> None:

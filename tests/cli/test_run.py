@@ -125,6 +125,9 @@ def test_no_process_is_left_behind(endless: tuple[subprocess.Popen[bytes], list[
     process, family = endless
     assert len(family) >= 1 + 3 + 3  # fork server, workers, loaders
     process.send_signal(how)
+    if how == signal.SIGKILL:  # the job goes on in the background
+        process.wait()
+        until_stopped()
     output = process.communicate(timeout=120)[0].decode()
     if how != signal.SIGKILL:
         assert process.returncode == 128 + how
@@ -134,6 +137,14 @@ def test_no_process_is_left_behind(endless: tuple[subprocess.Popen[bytes], list[
     while (left := [pid for pid in family if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
+
+
+def until_stopped() -> None:
+    """Have the only job stopped, by whoever coordinates it by now."""
+    (job,) = Path(os.environ["VF_HOME"], "jobs").iterdir()
+    deadline = time.monotonic() + 120
+    while (stopped := vf("stop", job.name)).returncode:
+        assert time.monotonic() < deadline, stopped.stderr
 
 
 def test_bad_options_get_clear_errors(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from virtualflow.errors import DamagedError
+from virtualflow.errors import DamagedError, LaunchError
 from virtualflow.job.folder import JobFolder, read_json, write_json
 
 
@@ -50,3 +50,13 @@ def test_what_is_no_json_is_damaged(folder: JobFolder) -> None:
     (folder.path / "state.json").write_bytes(b"\xff{")
     with pytest.raises(DamagedError):
         folder.written_state()
+
+
+def test_a_job_has_one_coordinator_at_a_time(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    assert not folder.is_coordinated()
+    with folder.coordinated():
+        assert folder.is_coordinated()
+        with pytest.raises(LaunchError, match="has a coordinator already"), folder.coordinated():
+            pass
+    assert not folder.is_coordinated()

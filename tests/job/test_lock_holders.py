@@ -92,6 +92,22 @@ def test_a_hung_job_loses_its_coordinator_first_and_the_rest_last(
         ]
 
 
+def test_a_coordinator_that_takes_over_from_a_hung_one_gets_time(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "job")
+    folder.make()
+    escalation = Escalation(folder, 10.0)
+    with process(folder.lock, "a", SERVE) as hung:
+        escalation.go_on(0.0)
+        assert hung.wait() == -signal.SIGTERM
+    escalation.go_on(10.0)
+    with process(folder.lock, "a", SERVE) as successor:
+        for now in (30.0, 89.9):
+            escalation.go_on(now)
+        assert successor.poll() is None
+        escalation.go_on(90.0)
+        assert successor.wait() == -signal.SIGTERM
+
+
 def test_this_process_is_never_ended(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path / "job")
     folder.make()

@@ -20,6 +20,7 @@ from virtualflow.core.job_description import JobDescription
 from virtualflow.core.membership import JobContext
 from virtualflow.errors import CoordinatorLostError, PeerLostError
 from virtualflow.job.group_posts import PostBox
+from virtualflow.job.lasting_wire import LastingWire
 from virtualflow.job.member import ORPHANED, Leave, Member
 from virtualflow.job.post_office import packed
 from virtualflow.job.rendezvous import TorchGroup
@@ -27,7 +28,6 @@ from virtualflow.job.spec import WorkerSpec
 from virtualflow.job.wire import Wire
 from virtualflow.job.wire_messages import (
     FROM_WORKER,
-    TO_WORKER,
     AllFinished,
     EarlyResult,
     FirstLoopLeft,
@@ -55,7 +55,7 @@ class Line:
         self._theirs, self._ours = socket.socketpair()
         self._wire = Wire(self._theirs, FROM_WORKER)
         spec = WorkerSpec("job", JobDescription("s.py"), "", device, ("0",), "127.0.0.1", 30.0, **options)
-        self.member = Member(spec, JobContext("job", Path()), Wire(self._ours, TO_WORKER))
+        self.member = Member(spec, JobContext("job", Path()), LastingWire(self._ours))
         self._seen: list[FromWorker | Heartbeat] = []
 
     def send(self, message: ToWorker) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.test_run import VF, alive
+from tests.ending import end_job
 from virtualflow.core.job_state import ENDED
 from virtualflow.events import STREAM, StepDone, read_events
 from virtualflow.job.folder import JobFolder
@@ -66,9 +66,8 @@ class Service:
         """End the manager and all its jobs, however they are."""
         if self._process is not None:
             self.kill()
-        for pid in self.coordinators():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for path in (self.home / "jobs").glob("*"):
+            end_job(JobFolder(path))
         until(lambda: not any(JobFolder(path).is_locked() for path in (self.home / "jobs").glob("*")))
 
     @property
@@ -156,10 +155,18 @@ class Managed:
     @property
     def coordinator(self) -> int:
         """The process that runs it."""
+        if (pid := self.coordinator_but(0)) is None:
+            raise AssertionError(f"nobody runs job {self.id}")
+        return pid
+
+    def coordinator_but(self, dead: int) -> int | None:
+        """The process that runs it by now, if there is one again after *dead*."""
         for pid in self._service.coordinators():
-            if self.id.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                return pid
-        raise AssertionError(f"nobody runs job {self.id}")
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if self.id.encode() in words and pid != dead:
+                    return pid
+        return None
 
     @property
     def steps(self) -> list[int]:

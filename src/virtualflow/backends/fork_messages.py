@@ -21,6 +21,7 @@ class ServerReady(Struct, frozen=True, tag=True):
 
     pid: int
     accelerators: tuple[Accelerator, ...] = ()  # that workers will see
+    workers: tuple[int, ...] = ()  # that it has forked already, for another coordinator
 
 
 class WorkerForked(Struct, frozen=True, tag=True):

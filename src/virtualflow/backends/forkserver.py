@@ -18,6 +18,7 @@ import sys
 import time
 import weakref
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -32,17 +33,22 @@ from virtualflow.backends.fork_messages import (
 )
 from virtualflow.backends.preload_imports import preload
 from virtualflow.core.device_choice import Accelerator
+from virtualflow.job import control
+from virtualflow.job.folder import JobFolder
 from virtualflow.job.json_lines import decoded, encoded
 from virtualflow.job.output import lasting_stream
+from virtualflow.job.spec import WorkerSpec
+from virtualflow.job.successor_search import is_successor
 from virtualflow.program import source
 from virtualflow.system.processes import adopt_orphans, end_children
 
 _log = logging.getLogger("virtualflow")
 MAX_LISTED = 8  # of the processes that a worker has left behind
 OUTLIVE_SECONDS = 1800.0  # for a step or an evaluation that one of many workers has to finish alone
+LOOK_SECONDS = 0.02  # between two looks for another coordinator
 
 _workers: set[int] = set()
-_patience_seconds = 30.0
+_newest: WorkerSpec | None = None  # of the newest worker
 
 
 def main() -> None:
@@ -72,11 +78,15 @@ def main() -> None:
     _send(connection, ServerReady(os.getpid(), seen))
     while True:
         for key, _ in selector.select():
-            if key.fileobj is connection:
-                _handle(connection, worker)
-            else:
+            if key.fileobj is not connection:
                 wake_reader.recv(4096)
                 _reap(connection)
+            elif not _handle(connection, worker):
+                selector.unregister(connection)
+                connection.close()
+                connection = _outlive()
+                selector.register(connection, selectors.EVENT_READ)
+                _send(connection, ServerReady(os.getpid(), seen, tuple(_workers)))
 
 
 def _preload(names: list[str], environment: dict[str, str]) -> None:
@@ -116,10 +126,14 @@ def _accelerators() -> tuple[Accelerator, ...]:
     return msgspec.json.decode(answered, type=tuple[Accelerator, ...]) if answered else ()
 
 
-def _handle(connection: socket.socket, worker: Any) -> None:
-    message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+def _handle(connection: socket.socket, worker: Any) -> bool:
+    """Do what the coordinator asks for; return whether it is there."""
+    try:
+        message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    except ConnectionResetError:
+        return False
     if not message:
-        _outlive()
+        return False
     request = decoded(FORK_REQUESTS, message)
     child = os.fork()
     if child == 0:
@@ -127,20 +141,33 @@ def _handle(connection: socket.socket, worker: Any) -> None:
         _become_worker(request, descriptors, worker)
     for descriptor in descriptors:
         os.close(descriptor)
-    global _patience_seconds
-    _patience_seconds = request.worker.patience_seconds
+    global _newest
+    _newest = request.worker
     _workers.add(child)
     _send(connection, WorkerForked(child))
+    return True
 
 
-def _outlive() -> NoReturn:
-    """The coordinator is gone: let the workers leave their checkpoint, and end with them."""
-    deadline = time.monotonic() + max(OUTLIVE_SECONDS, 2 * _patience_seconds)
-    while _workers and time.monotonic() < deadline:
-        _reap(None)
-        time.sleep(0.02)
-    end_children(spared=set())
-    sys.exit(0)
+def _outlive() -> socket.socket:
+    """The coordinator is gone: return the connection to the one that takes over.
+
+    Without one, let the workers leave their checkpoint, and end with them.
+    """
+    if _newest is not None:
+        deadline = time.monotonic() + max(OUTLIVE_SECONDS, 2 * _newest.patience_seconds)
+        while _workers and time.monotonic() < deadline:
+            _reap(None)
+            if _newest.may_outlive:
+                with contextlib.suppress(OSError):
+                    return control.connect(JobFolder(Path(_newest.job_folder)), control.SERVER, socket.SOCK_SEQPACKET)
+            time.sleep(LOOK_SECONDS)
+    end_children(spared=set(), is_spared=_takes_over)
+    os._exit(0)  # nothing is to be unwound, and libraries that are loaded here would say what they think of that
+
+
+def _takes_over(pid: int) -> bool:
+    """Whether a process is the coordinator that a worker has started: it is not left behind by that."""
+    return _newest is not None and _newest.may_outlive and is_successor(pid, _newest.job_folder)
 
 
 def _become_worker(request: ForkRequest, descriptors: list[int], worker: Any) -> NoReturn:
@@ -156,7 +183,10 @@ def _become_worker(request: ForkRequest, descriptors: list[int], worker: Any) ->
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.stdout, sys.stderr = lasting_stream(1), lasting_stream(2)
-        code = worker.run(request.worker, descriptors[2])
+        # Held open here, too: without a coordinator, what is printed waits for the next one.
+        writers = descriptors[:2] if request.worker.may_outlive else []
+        outputs = [os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_NONBLOCK) for writer in writers]
+        code = worker.run(request.worker, descriptors[2], outputs)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -179,7 +209,7 @@ def _reap(connection: socket.socket | None) -> None:
         if ended.si_pid not in _workers:
             continue  # what a worker has left, and ended with it
         _workers.discard(ended.si_pid)
-        left = [child.command for child in end_children(spared=_workers)]
+        left = [child.command for child in end_children(spared=_workers, is_spared=_takes_over)]
         if connection is not None:
             code = os.waitstatus_to_exitcode(status)
             _send(connection, WorkerEnded(ended.si_pid, code, tuple(left[:MAX_LISTED])))

@@ -31,7 +31,7 @@ from virtualflow.job.json_lines import decoded, encoded
 from virtualflow.job.spec import WorkerSpec
 from virtualflow.system import hash_seed
 from virtualflow.system.hash_seed import hash_seed_of
-from virtualflow.system.processes import adopt_orphans, end_children
+from virtualflow.system.processes import MARKER, Stranger, adopt_orphans, end_children
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 120.0  # importing torch from a cold disk on a busy machine
@@ -77,19 +77,23 @@ class LocalBackend:
         self._is_lost = False  # the server; no other one has been started yet
         self._adopted: dict[int, int] = {}  # workers whose server was killed: process ids by their descriptors
         self._may_have_leftovers = False  # of workers that have ended without a server to see to it
-        self._marker = f"VF_FORKED_FOR={os.getpid()}-{id(self)}"  # in the environment of all that workers start
+        self._marker = f"{MARKER}={os.getpid()}-{id(self)}"  # in the environment of all that workers start
 
     def __enter__(self) -> Self:
+        self._server: subprocess.Popen[bytes] | Stranger
         self._poll = select.epoll()  # of the server's connection, and of workers that have outlived their server
         if not self._outlives_us:
             adopt_orphans()  # the workers, if their server is killed: the job goes on
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
         self._start_server()
         try:
             self._note(self._first_ready())
         except BaseException:  # such as Ctrl-C: nothing else would end the server
             self.__exit__(None, None, None)
             raise
-        return self
 
     def _first_ready(self) -> ServerReady:
         """Wait for the server; one that is killed meanwhile is replaced, one that fails by itself is not."""
@@ -131,7 +135,10 @@ class LocalBackend:
                 start_new_session=True,
             )
             unless_started.pop_all()
-        self._connection = ours
+        self._connect(ours)
+
+    def _connect(self, connection: socket.socket) -> None:
+        self._connection = connection
         self._poll.register(self._connection, select.EPOLLIN)
 
     def __exit__(
@@ -145,7 +152,7 @@ class LocalBackend:
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
             os.close(pidfd)
-        end_children(spared=set(), marker=self._marker)  # what workers have left, if the server could not see to it
+        self._end_orphans(spared=set())  # what workers have left, if the server could not see to it
         self._connection.close()
         self._poll.close()
 
@@ -266,21 +273,27 @@ class LocalBackend:
         Raises OSError if this process has no free descriptor; a later call continues.
         """
         for pid in self._alive - set(self._adopted.values()):
-            try:
-                pidfd = os.pidfd_open(pid)
-            except ProcessLookupError:  # it ended, and its server knew
-                self._alive.discard(pid)
-                self._exits.append(Exit(pid, -signal.SIGKILL))
-                continue
-            self._adopted[pidfd] = pid
-            self._poll.register(pidfd, select.EPOLLIN)
+            self._watch(pid)
         self._may_have_leftovers = True  # it may have been killed before it had ended them
         self._start_server()
         self._is_lost = False
 
+    def _watch(self, pid: int) -> None:
+        """See to a worker that has no server."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # it ended, and its server knew
+            self._alive.discard(pid)
+            self._exits.append(Exit(pid, -signal.SIGKILL))
+            return
+        self._adopted[pidfd] = pid
+        self._poll.register(pidfd, select.EPOLLIN)
+
     def _note_end_of_adopted(self, pidfd: int) -> None:
         pid = self._adopted.pop(pidfd)
-        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+        ended = None
+        with contextlib.suppress(ChildProcessError):  # another process was its parent
+            ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
         self._poll.unregister(pidfd)
         os.close(pidfd)
         with contextlib.suppress(ProcessLookupError):
@@ -291,12 +304,16 @@ class LocalBackend:
 
     def _end_leftovers(self) -> None:
         """End what workers that are gone have started, and report it with the end of one of them."""
-        left = tuple(child.command for child in end_children({*self._alive, self._server.pid}, self._marker))
+        left = self._end_orphans({*self._alive, self._server.pid})
         self._may_have_leftovers = False
         if left and self._exits:
             self._exits[0] = replace(self._exits[0], left=(*self._exits[0].left, *left))
         elif left:
             _log.warning("processes that a worker left behind were ended: %s", "; ".join(left))
+
+    def _end_orphans(self, spared: set[int]) -> tuple[str, ...]:
+        """End what the job's workers have started, and that is not of one of *spared*; return the commands."""
+        return tuple(child.command for child in end_children(spared, self._marker))
 
 
 def _exit_code(ended: os.waitid_result) -> int:

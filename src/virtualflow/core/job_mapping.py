@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from virtualflow.core.balance import Speeds, balanced
+from virtualflow.core.generation import Generation
 from virtualflow.core.mapping import DeviceId, Mapping, first_mapping, rebalance
 from virtualflow.errors import MappingError
 
@@ -30,6 +31,12 @@ class JobMapping:
         self.current = first_mapping(self.owners, len(node_sizes), self.first_devices, devices)
         self.node_sizes = node_sizes
         self.is_awaited = self.speeds is not None and self.owners is None
+
+    def take_over(self, generation: Generation, node_sizes: tuple[int, ...]) -> None:
+        """The job runs already, in *generation*."""
+        self.begin(node_sizes, generation.devices)
+        if generation.owners is not None:
+            self.current, self.is_awaited = Mapping(generation.owners), False
 
     def on(self, devices: Sequence[DeviceId]) -> Mapping:
         """The mapping that the job would have on *devices*."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from virtualflow.core.mapping import DeviceId
 from virtualflow.core.roster_actions import KillWorker, RosterAction, StartWorker
+from virtualflow.core.standing import JobStanding
 
 
 @dataclass(slots=True)
@@ -35,6 +36,14 @@ class Joiners:
         if not self.waiting:
             self.waiting_since = now
         self.waiting.add(device)
+
+    def take_over(self, job: JobStanding, now: float) -> list[RosterAction]:
+        """Go on with the joiners of a job whose coordinator has died, but for those that it was to give the state."""
+        for device, standing in job.joiners.items():
+            self.starting.add(device)
+            if standing.is_ready:
+                self.is_ready(device, now)
+        return self.dismiss(job.interrupted)
 
     def admit(self, devices: Iterable[DeviceId]) -> None:
         """These joiners are part of a published generation."""

@@ -27,6 +27,7 @@ from virtualflow.core.roster_actions import (
     ReleaseWorker,
     RosterAction,
 )
+from virtualflow.core.standing import JobStanding
 from virtualflow.errors import MappingError
 
 
@@ -181,6 +182,8 @@ class Roster:
                 return self._script_ended(device)
             case on.WorkerGone(device):
                 return self._gone(device, now)
+            case on.JobTakenOver(standing, wanted):
+                return self._take_over(standing, wanted, now)
             case on.TimePassed():
                 return self._tick(now)
             case _:
@@ -339,6 +342,34 @@ class Roster:
         self._reports.newest_loss = generation.number
         return [*actions, *(ReleaseWorker(device) for device in surplus), PublishGeneration(generation)]
 
+    def _take_over(self, job: JobStanding, wanted: tuple[DeviceId, ...], now: float) -> list[RosterAction]:
+        """Go on with the workers that are there.
+
+        If a change was under way, or one of them is missing, all form a new group, as after a death: who was told what
+        by the dead coordinator does not matter then.
+        """
+        if job.generation is None:
+            return [AbandonJob(NOBODY_LEFT)]
+        self._generation, self._last_number = job.generation, job.newest
+        self._stopping = job.must_stop
+        actions = self._joiners.take_over(job, now)
+        if self._closed or not self._replace_lost:
+            wanted = tuple(d for d in wanted if d in (*job.survivors, *job.joiners))
+        self._target = wanted or job.survivors
+        if job.node_sizes:
+            self._mapping.take_over(job.generation, job.node_sizes)
+        if job.is_undisturbed:
+            actions += [ReleaseWorker(d) for d in job.survivors if d not in job.generation.devices]
+            for device in job.generation.devices:
+                if job.standings[device].has_finished:
+                    actions += self._script_ended(device)
+            return [*actions, *self._first_mapping(), *self._towards_target(now)]
+        self._failures += sum(device not in job.standings for device in job.generation.devices)
+        surplus = len(job.survivors) - len(job.node_sizes or job.survivors)
+        leaving = [d for d in job.survivors if d not in self._target][: max(0, surplus)]
+        self._generation = replace(job.generation, devices=tuple(d for d in job.survivors if d not in leaving))
+        return [*actions, *(ReleaseWorker(d) for d in leaving), *self._publish_loss(())]
+
     def _surplus(self, survivors: Sequence[DeviceId]) -> list[DeviceId]:
         """Workers that were to leave, as far as *survivors*, joiners included, outnumber the virtual nodes."""
         if self.mapping is None or self.pending is None:
@@ -403,6 +434,7 @@ CLOSED = (
     "join a later one; fewer devices are possible"
 )
 STUCK = "it keeps the others from forming a group: it stands still, or its script does not come to the end of a step"
+NOBODY_LEFT = "the coordinator was killed, and no worker is left that holds the job's state"
 HOPELESS = (
     "{} workers were lost in a row. Something kills every worker that this job starts: look at the script, and at the "
     "memory of the machine."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from virtualflow.core.mapping import DeviceId, Mapping
+from virtualflow.core.standing import JobStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,17 @@ class WorkerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class JobTakenOver:
+    """The job runs already: its coordinator has died, and this is what its workers say. The first event, if it comes.
+
+    *wanted* are the devices that were asked for.
+    """
+
+    standing: JobStanding
+    wanted: tuple[DeviceId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Only time has passed: deadlines may be over."""
 
@@ -140,5 +152,6 @@ RosterEvent = (
     | LeaveNoticed
     | ScriptEnded
     | WorkerGone
+    | JobTakenOver
     | TimePassed
 )

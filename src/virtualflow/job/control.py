@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -14,18 +15,41 @@ from virtualflow.job.status import JobStatus
 from virtualflow.job.wire_messages import ANSWERS, GetStatus, JobRequest, Refusal
 
 ANSWER_SECONDS = 10.0
+CONTROL = "control.sock"
+SUCCESSION = "succession.sock"  # where a coordinator that takes over waits for the job's workers,
+SERVER = "server.sock"  # and for the process that they were forked from
 
 
-def listen(folder: JobFolder) -> socket.socket:
+def listen(folder: JobFolder, name: str = CONTROL, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """A socket in the job's folder, which only its owner can reach."""
-    folder.control.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _within(folder) as name:
-        listening.bind(name)
-    os.chmod(folder.control, 0o600)
+    path = folder.path / name
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, kind)
+    with _within(folder, name) as address:
+        listening.bind(address)
+    os.chmod(path, 0o600)
     listening.listen()
     listening.setblocking(False)
     return listening
+
+
+def connect(folder: JobFolder, name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    """A connection to who listens there. Raises OSError if nobody does."""
+    connection = socket.socket(socket.AF_UNIX, kind)
+    try:
+        with _within(folder, name) as address:
+            connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def pid_of_peer(connection: socket.socket) -> int:
+    """The process at the other end, as the kernel knows it."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid
 
 
 def ask(folder: JobFolder, request: JobRequest, seconds: float = ANSWER_SECONDS) -> JobStatus:
@@ -34,8 +58,8 @@ def ask(folder: JobFolder, request: JobRequest, seconds: float = ANSWER_SECONDS)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(seconds)
-            with _within(folder) as name:
-                connection.connect(name)
+            with _within(folder, CONTROL) as address:
+                connection.connect(address)
             connection.sendall(encoded(request) + b"\n")
             with closing(connection.makefile("rb")) as answers:
                 line = answers.readline()
@@ -70,10 +94,10 @@ def answers(folder: JobFolder) -> bool:
 
 
 @contextmanager
-def _within(folder: JobFolder) -> Iterator[str]:
+def _within(folder: JobFolder, name: str) -> Iterator[str]:
     """The socket's name by way of its folder's descriptor: an address holds 108 bytes, and a path may be longer."""
     descriptor = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{descriptor}/{folder.control.name}"
+        yield f"/proc/self/fd/{descriptor}/{name}"
     finally:
         os.close(descriptor)

@@ -32,6 +32,7 @@ from virtualflow.job.crew import Crew, Worker
 from virtualflow.job.device_use import UseRecorder
 from virtualflow.job.exchange import Exchange
 from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.job.found_job import FoundJob
 from virtualflow.job.job_requests import JobRequests
 from virtualflow.job.listener import Listener
 from virtualflow.job.outcome import Ending, JobOutcome, signal_name
@@ -70,8 +71,11 @@ class Coordinator:
         sink: Sink,
         on_tick: Callable[[], None] = lambda: None,
         resume_from: Path | None = None,
+        found: FoundJob | None = None,
     ) -> None:
+        """*found* is a job that runs already, and whose coordinator has died."""
         self._job = job
+        self._found = found
         self._folder = folder
         self._running_program = RunningProgram(folder.snapshot, job.description.script)
         self._backend = backend
@@ -125,9 +129,10 @@ class Coordinator:
             try:
                 while self._ending.outcome is None:
                     self._turn()
-            except Exception:  # a bug here: the workers write a checkpoint, as if this process had been killed
+            except Exception:  # a bug here, which another coordinator would have, too: the workers write a checkpoint
                 self._ending.end(JobOutcome(1))
                 self._on_tick = lambda: None
+                self._crew.send(self._crew.workers, messages.NoSuccessor())
                 self._crew.cut_lines()
                 self._wait_for_workers(2 * self._job.patience_seconds)
                 raise
@@ -195,6 +200,14 @@ class Coordinator:
 
     def _start(self, owned: ExitStack) -> None:
         self._began = time.monotonic()
+        if self._found is not None:
+            self._take_over(self._found)
+            self._listener.listen_for_verbs(self._folder, owned)
+            try:
+                self._listen_for_workers(owned)
+            except LaunchError as error:  # the job goes on with those that it has
+                _log.warning("no worker from another launcher can join any more: %s", error)
+            return
         self._backend.check(self._job.devices)
         try:
             self._starting.check_files()
@@ -202,12 +215,31 @@ class Coordinator:
             self._ending.fail(CHANGED, f"{error}\n")
             return
         self._listener.listen_for_verbs(self._folder, owned)
+        self._listen_for_workers(owned)
+        for device in self._job.devices:
+            self._starting.start_first(device, self._host, self._pump)
+
+    def _listen_for_workers(self, owned: ExitStack) -> None:
         if self._job.listen is not None:
             self._host, port = parse_address(self._job.listen)
             own = identity.chosen(self._job.tls_cert, self._job.tls_key)
             self._listener.listen_for_workers(self._host, port, Path(self._job.token_file or ""), own, owned)
-        for device in self._job.devices:
-            self._starting.start_first(device, self._host, self._pump)
+
+    def _take_over(self, found: FoundJob) -> None:
+        """Go on with the workers that the last coordinator has left, and with what its last word was."""
+        last = self._folder.read_state()
+        self._ending.preempted |= set(last.preempted)
+        self.verdicts.take_over(last.drained, last.corruption)
+        for worker in found.workers:
+            self._crew.adopt(worker.report.device, worker.pid, worker.connection, worker.report.outputs)
+        # Nobody here can start workers in the place of guests; those have lost their line, and join again.
+        no_more = (*last.guests, *last.drained)
+        wanted = tuple(device for device in last.wanted or self._job.devices if device not in no_more)
+        self._handle(on.JobTakenOver(found.standing, wanted))
+        for device in last.drained:
+            self._crew.kill(device)
+        if last.asked and not self._ending.is_over:
+            self._requests.take(messages.StopJob(checkpoint=True))
 
     def _start_joiner(self, device: str) -> None:
         try:
@@ -227,6 +259,7 @@ class Coordinator:
 
     def _on_request(self, request: JobRequest) -> JobStatus:
         self._requests.take(request)
+        self._write_status()  # before it is answered: if this process dies, the next one reads there what is wanted
         return self.status()
 
     def on_message(self, worker: Worker, message: FromWorker) -> None:

@@ -17,10 +17,11 @@ from virtualflow.core.generation import Cause, Generation
 from virtualflow.errors import CoordinatorLostError, MessageError
 from virtualflow.job import wire_messages as messages
 from virtualflow.job.group_posts import PostBox
+from virtualflow.job.lasting_wire import LastingWire
 from virtualflow.job.post_office import unpacked
 from virtualflow.job.spec import WorkerSpec
-from virtualflow.job.wire import Wire
-from virtualflow.job.wire_messages import Heartbeat, Message, ToWorker
+from virtualflow.job.successor_search import SuccessorSearch
+from virtualflow.job.wire_messages import Heartbeat, Message, ToWorker, WorkerReport
 
 ORPHANED_SECONDS = 1860  # beyond two patiences, for a worker without a coordinator to come to a boundary
 NEVER_SECONDS = 10.0**6
@@ -32,9 +33,20 @@ _log = logging.getLogger("virtualflow")
 class CoordinatorLine:
     """What the coordinator has sent so far. ``send`` may be called from any thread, even in a signal handler."""
 
-    def __init__(self, wire: Wire[ToWorker], spec: WorkerSpec, on_loss: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        wire: LastingWire,
+        spec: WorkerSpec,
+        on_loss: Callable[[], None],
+        report: Callable[[], WorkerReport],
+        on_end: Callable[[], None],
+    ) -> None:
+        """*report* is for the next coordinator, if this one dies; *on_end* is called if there is none."""
         self._wire = wire
         self._on_loss = on_loss
+        self._report = report
+        self._on_end = on_end
+        self._search = SuccessorSearch(spec) if spec.may_outlive else None
         self._patience_seconds = spec.patience_seconds
         # A coordinator on this machine can't be cut off, however long it is silent.
         self._silence_seconds = 2 * spec.patience_seconds if spec.is_elsewhere else NEVER_SECONDS
@@ -44,7 +56,7 @@ class CoordinatorLine:
         self.early_results: list[str] = []  # as JSON, of the calls that the job made before its first epoch
         self.is_released = False
         self.all_finished = False
-        self.is_lost = False  # the coordinator is gone
+        self.is_lost = False  # the coordinator is gone, and no other one takes over
         self.posts = PostBox(self.send)
 
     def open(self) -> None:
@@ -64,7 +76,26 @@ class CoordinatorLine:
             return value
 
     def _read(self) -> None:
-        """Until the coordinator is gone."""
+        """Until the coordinator is gone, and no other one takes over."""
+        self._read_to_the_end()
+        while self._search is not None:
+            self._wire.is_moving = True
+            connection = self._search.find()
+            if connection is not None:
+                self._wire.move_to(connection, self._report)
+            self._wire.is_moving = False
+            if connection is None:
+                break
+            self._read_to_the_end()
+        self._on_end()
+        with self._change:
+            self.is_lost = True
+            self._change.notify_all()
+        self.posts.wake()
+        # The worker leaves a checkpoint at the next boundary; the kernel ends it if its script never comes to one.
+        signal.alarm(math.ceil(2 * self._patience_seconds) + ORPHANED_SECONDS)
+
+    def _read_to_the_end(self) -> None:
         try:
             while self._wire.is_readable(self._silence_seconds) and (received := self._wire.receive()) is not None:
                 with self._change:
@@ -73,12 +104,6 @@ class CoordinatorLine:
                     self._change.notify_all()
         except MessageError as error:
             _log.warning("the coordinator sent what can't be understood, and counts as gone: %s", error)
-        with self._change:
-            self.is_lost = True
-            self._change.notify_all()
-        self.posts.wake()
-        # The worker leaves a checkpoint at the next boundary; the kernel ends it if its script never comes to one.
-        signal.alarm(math.ceil(2 * self._patience_seconds) + ORPHANED_SECONDS)
 
     def _keep(self, message: ToWorker | Heartbeat) -> None:
         match message:
@@ -92,10 +117,13 @@ class CoordinatorLine:
                 self.posts.add(group, unpacked(message))
             case messages.EarlyResult():
                 self.early_results.append(message.value)
+                self._wire.keep(message)
             case messages.Released():
-                self.is_released = True
+                self.is_released, self._search = True, None
             case messages.AllFinished():
-                self.all_finished = True
+                self.all_finished, self._search = True, None
+            case messages.NoSuccessor():
+                self._search = None
             case Heartbeat():
                 pass
             case _:

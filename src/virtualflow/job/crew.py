@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -109,6 +109,17 @@ class Crew:
             self.selector.register(reader, selectors.EVENT_READ, partial(self._read_output, worker, stream, reader))
         self._add(worker)
         return worker
+
+    def adopt(self, device: str, pid: int, connection: socket.socket, outputs: Sequence[int]) -> None:
+        """Add a worker that another coordinator has started, and whose own descriptors of its *outputs* are these."""
+        readers: list[int] = []
+        worker = Worker(device, pid, Wire(connection, FROM_WORKER), readers)
+        for number, stream in zip(outputs, ("stdout", "stderr"), strict=False):
+            with suppress(OSError):  # it has ended meanwhile
+                reader = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
+                readers.append(reader)
+                self.selector.register(reader, selectors.EVENT_READ, partial(self._read_output, worker, stream, reader))
+        self._add(worker)
 
     def new_guest_name(self, host: str) -> str:
         """A device's name for a worker that another launcher has started on *host*."""

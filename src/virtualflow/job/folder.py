@@ -84,6 +84,7 @@ class JobFolder:
         self.launch = path / "launch.json"
         self.state = path / "state.json"
         self.lock = path / "lock"
+        self._coordinator = path / "coordinator"
 
     @classmethod
     def of(cls, job: str) -> JobFolder:
@@ -235,6 +236,25 @@ class JobFolder:
                     raise LaunchError(f"job {self.path.name} is running already; `vf status {self.path.name}` shows it")
                 time.sleep(0.01)
             yield file.fileno()
+
+    @contextmanager
+    def coordinated(self) -> Iterator[None]:
+        """Be the job's one coordinator. The caller owns the job, as do its workers, who never hold this lock."""
+        with open(self._coordinator, "w", opener=private_files.opener) as file:
+            deadline = time.monotonic() + LOCK_SECONDS
+            while not _taken(file.fileno(), fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise LaunchError(f"job {self.path.name} has a coordinator already")
+                time.sleep(0.01)
+            yield
+
+    def is_coordinated(self) -> bool:
+        """Whether a coordinator lives, even if it does not answer. Raises OSError if that can't be seen."""
+        try:
+            with open(self._coordinator, opener=private_files.regular_opener) as file:
+                return not _taken(file.fileno(), fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
 
     def is_locked(self) -> bool:
         """Whether a coordinator runs the job right now. Raises OSError if that can't be seen: unknown is not "no"."""

@@ -26,6 +26,23 @@ def holders(path: Path) -> list[int]:
     return [pid for pid in _processes() if _holds(pid, (name, name + REMOVED))]
 
 
+def own_descriptor(path: Path) -> int | None:
+    """This process's own descriptor of that file, open for writing, if it has one."""
+    name = os.path.realpath(path)
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(*GONE):
+            is_it = os.readlink(f"/proc/self/fd/{descriptor}") in (name, name + REMOVED)
+            if is_it and _is_written(Path("/proc/self/fdinfo", descriptor)):
+                return int(descriptor)
+    return None
+
+
+def is_held_by(pid: int, path: Path) -> bool:
+    """Whether a process is there, and holds the file at *path*, or one that was there and was removed."""
+    name = os.path.realpath(path)
+    return _holds(pid, (name, name + REMOVED))
+
+
 def holders_of_removed(path: Path) -> list[int]:
     """Processes that hold a file that was at *path* and was removed since."""
     name = os.path.realpath(path) + REMOVED

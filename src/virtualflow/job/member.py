@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +13,16 @@ from virtualflow.core import faults
 from virtualflow.core.generation import Cause, Generation
 from virtualflow.core.mapping import Mapping, first_mapping, spread
 from virtualflow.core.membership import Change, Handover, JobContext
+from virtualflow.core.standing import Standing
 from virtualflow.core.verdicts import SentinelVerdict
 from virtualflow.errors import CoordinatorLostError, PeerLostError
 from virtualflow.job import wire_messages as messages
 from virtualflow.job.coordinator_line import CoordinatorLine
 from virtualflow.job.folder import JobFolder
 from virtualflow.job.last_checkpoint import Turn
+from virtualflow.job.lasting_wire import LastingWire
 from virtualflow.job.rendezvous import TorchGroup
 from virtualflow.job.spec import WorkerSpec
-from virtualflow.job.wire import Wire
-from virtualflow.job.wire_messages import ToWorker
 
 ORPHANED = 2**62  # stands for a generation: the one in which there is no coordinator
 
@@ -29,7 +30,8 @@ ORPHANED = 2**62  # stands for a generation: the one in which there is no coordi
 class Member:
     """This worker's place in the job."""
 
-    def __init__(self, spec: WorkerSpec, job: JobContext, wire: Wire[ToWorker]) -> None:
+    def __init__(self, spec: WorkerSpec, job: JobContext, wire: LastingWire, outputs: Sequence[int] = ()) -> None:
+        """*outputs* are the other ends of this process's stdout and stderr, for a coordinator that takes over."""
         self.job = job
         self.device = spec.device
         self.joining = spec.joins
@@ -42,10 +44,17 @@ class Member:
         self.stage_sizes: tuple[tuple[int, int], ...] = ()
         self._training = 0
         self._got_notice = False
+        self._has_formed = not spec.joins and len(spec.devices) == 1  # its group, if it is not alone
+        self._is_ready = self._has_finished = False
+        self._node_sizes: tuple[int, ...] = ()
+        self._outputs = tuple(outputs)
+        self._server = os.getppid()
+        if outputs:
+            os.register_at_fork(after_in_child=self._let_go_of_outputs)
         self.peers: Any = None
         self._handover: TorchGroup | None = None
         self._turn: Turn | None = None
-        self._line = CoordinatorLine(wire, spec, self._cut_groups)
+        self._line = CoordinatorLine(wire, spec, self._cut_groups, self._report, self._let_go_of_outputs)
         self._line.open()
         if not spec.joins and len(spec.devices) > 1:
             self._form_first()
@@ -88,6 +97,8 @@ class Member:
         return first_mapping(self._spec.description.owners, virtual_nodes, self._spec.devices, self.devices)
 
     def new_trainer(self, number: int, node_sizes: Sequence[int], parameters: int) -> None:
+        if number == 1:
+            self._node_sizes = tuple(node_sizes)
         if not self.joining and number == 1:
             self._line.send(messages.TrainerMade(tuple(node_sizes), parameters))
             if self._spec.balances:
@@ -129,6 +140,29 @@ class Member:
         watch.lap("form group")
         self._note_change(before, watch)
         self._line.send(messages.FormedGroup(new.number))
+
+    def _report(self) -> messages.WorkerReport:
+        """How far this worker has come, for a coordinator that takes over."""
+        published = self._line.published.copy()
+        standing = Standing(
+            generation=self._generation,
+            has_formed=self._has_formed,
+            newest=max(published, default=self._generation.number),
+            holds_state=not self.joining,
+            is_ready=self._is_ready,
+            is_invited=any(self.device in generation.joining for generation in published.values()),
+            must_stop=any(generation.cause == Cause.STOP for generation in published.values()),
+            has_finished=self._has_finished,
+            node_sizes=self._node_sizes,
+        )
+        return messages.WorkerReport(self.device, standing, self._outputs, self._server, self._spec.resume_from)
+
+    def _let_go_of_outputs(self) -> None:
+        """Nobody will read them: what is printed is lost, and whoever prints must not wait."""
+        while self._outputs:
+            reader, *others = self._outputs
+            self._outputs = tuple(others)
+            os.close(reader)
 
     def _remap(self, new: Generation, watch: Stopwatch) -> None:
         self._generation = new
@@ -180,6 +214,7 @@ class Member:
 
     def recover(self) -> None:
         watch, before = Stopwatch(), self.devices
+        self._has_formed = self._has_finished = False
         self._break_group()
         self._line.send(messages.PeerLost(self._generation.number))
         try:
@@ -215,6 +250,7 @@ class Member:
 
     def join(self, receive_state: Handover) -> None:
         faults.reach("joining")
+        self._is_ready = True
         self._line.send(messages.ReadyToJoin())
         new = self._line.wait_until(self._invitation)
         watch, before = Stopwatch(), (*(d for d in new.devices if d not in new.joining), *new.leaving)
@@ -226,8 +262,8 @@ class Member:
                 watch.lap("move state")
         except PeerLostError:
             self._end()  # without the state: the job starts another one if it wants one
-        self._line.send(messages.HoldsState())
         self.joining = False
+        self._line.send(messages.HoldsState())
         self._enter(new, before, watch)
 
     def _check_device_type(self, group: TorchGroup) -> None:
@@ -268,7 +304,7 @@ class Member:
             raise
 
     def _wait_for_the_others(self) -> None:
-        self._line.send(messages.ScriptFinished())
+        self._note_finished()
         while True:
             self._line.wait_until(
                 lambda: self._line.all_finished or self._line.newest_loss > self._generation.number or None
@@ -276,7 +312,11 @@ class Member:
             if self._line.all_finished:
                 return
             self.peers.catch_up()
-            self._line.send(messages.ScriptFinished())
+            self._note_finished()
+
+    def _note_finished(self) -> None:
+        self._has_finished = True
+        self._line.send(messages.ScriptFinished())
 
     def leave_when_possible(self) -> None:
         """A preemption notice."""
@@ -286,10 +326,12 @@ class Member:
     def _form(self, new: Generation) -> None:
         """Be in the group of *new*."""
         old, self._group = self._group, None
+        self._has_formed = False
         self._generation = new
         if old is not None:
             old.break_off()
         if len(new.devices) == 1:
+            self._has_formed = True
             return
         rank, size = new.devices.index(self.device), len(new.devices)
         group = TorchGroup(new.group_name, rank, size, self.job.device_type)
@@ -297,6 +339,7 @@ class Member:
         if self._line.newest_loss > new.number:
             raise PeerLostError("a worker was lost before the group was formed")
         group.form(self._line.posts, self._spec.address, self._spec.patience_seconds)
+        self._has_formed = True
 
     def _form_first(self) -> None:
         try:

@@ -25,6 +25,7 @@ class WorkerSpec:
     reports_pace: bool = False
     mixed: bool = False
     is_elsewhere: bool = False  # not on the coordinator's machine, so that its line may break while the job goes on
+    may_outlive: bool = False  # its coordinator: if that dies, another one of this machine takes over
     sees_one: bool = False  # accelerator: the launcher hides the others, and knows which one it is
 
     @property
@@ -38,7 +39,7 @@ class WorkerSpec:
 
     def elsewhere(self, address: str, *, sees_one: bool = False) -> WorkerSpec:
         """The same for a worker on another machine."""
-        return replace(self, address=address, is_elsewhere=True, sees_one=sees_one)
+        return replace(self, address=address, is_elsewhere=True, may_outlive=False, sees_one=sees_one)
 
     def in_folder(self, folder: str, *, resume_from: str | None = None) -> WorkerSpec:
         """The same for one that does not see the job's folder."""

@@ -98,5 +98,6 @@ class Starting:
             balances=self._roster.speeds is not None and job.description.owners is None,
             reports_pace=self._balancing.needs_step_times,
             mixed=self._balancing.mixed,
+            may_outlive=job.backend == "local" and job.resumable,
             resume_from=str(self._resume_from) if self._resume_from else None,
         )

@@ -39,6 +39,7 @@ class JobStatus(Struct, frozen=True):
     virtual_nodes: int | None = None  # None until the script has made its Trainer
     workers: tuple[WorkerStatus, ...] = ()
     wanted: tuple[str, ...] = ()  # devices
+    guests: tuple[str, ...] = ()  # devices whose workers other launchers have started
     resizes: int = 0  # this and the other counts: since the job began, over all coordinators
     failures: int = 0
     remaps: int = 0
@@ -88,6 +89,7 @@ def status_of(
         virtual_nodes=nodes.virtual_nodes if nodes is not None else None,
         workers=tuple(workers),
         wanted=roster.target,
+        guests=tuple(sorted(roster.guests)),
         resizes=roster.resizes + counts_before["resizes"],
         failures=roster.failures + counts_before["failures"],
         remaps=roster.remaps + counts_before["remaps"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,20 +10,23 @@ if TYPE_CHECKING:
 
 
 class VerdictReports:
-    """Since this coordinator began."""
+    """Since the job was launched."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.drained: dict[str, None] = {}  # devices, in the order in which they were found
-        self._known: set[tuple[int, str]] = set()
+
+    def take_over(self, drained: Sequence[str], texts: Sequence[str]) -> None:
+        """Know what the last coordinator knew."""
+        self.texts = list(texts)
+        self.drained = dict.fromkeys(drained)
 
     def note(self, found: VerdictReached) -> bool:
         """Keep what a worker has *found*; return whether no other one has said so before."""
-        key = (found.step, found.text)
-        if key in self._known:
+        text = f"step {found.step}: {found.text}"
+        if text in self.texts:
             return False
-        self._known.add(key)
-        self.texts.append(f"step {found.step}: {found.text}")
+        self.texts.append(text)
         if found.drained:
             self.drained[found.device] = None
         return True

@@ -13,6 +13,7 @@ from msgspec.json import Decoder
 
 from virtualflow.core.generation import Generation
 from virtualflow.core.job_view import DeviceUse
+from virtualflow.core.standing import Standing
 from virtualflow.job.spec import Failure, WorkerSpec
 from virtualflow.job.status import JobStatus
 
@@ -176,6 +177,16 @@ class ExchangeWorker(Message, frozen=True):
     device_type: str
 
 
+class WorkerReport(Message, frozen=True):
+    """What a worker first says to a coordinator that takes over: who it is, and how far it has come."""
+
+    device: str
+    standing: Standing
+    outputs: tuple[int, ...]  # its own descriptors of the other ends of its stdout and stderr
+    server: int  # the process that it was forked from
+    resume_from: str | None  # the checkpoint that the job began from
+
+
 # To a worker
 
 
@@ -189,6 +200,10 @@ class Released(Message, frozen=True):
 
 class AllFinished(Message, frozen=True):
     """Every worker's script has come to its end."""
+
+
+class NoSuccessor(Message, frozen=True):
+    """The coordinator has failed by itself: another one would, too, so the worker is to look for none."""
 
 
 # The handshake of a worker from another launcher
@@ -279,10 +294,11 @@ FromWorker = (
     | ShrinkJob
     | ExchangeWorker
 )
-ToWorker = GroupPosts | EarlyResult | NewGeneration | Released | AllFinished
+ToWorker = GroupPosts | EarlyResult | NewGeneration | Released | AllFinished | NoSuccessor
 JobRequest = GetStatus | ResizeJob | MoveJob | StopJob
 
 FROM_WORKER: Decoder[FromWorker] = Decoder(FromWorker)
+WORKER_REPORTS: Decoder[WorkerReport] = Decoder(WorkerReport)
 TO_WORKER: Decoder[ToWorker] = Decoder(ToWorker)
 REQUESTS: Decoder[JobRequest] = Decoder(JobRequest)
 ANSWERS: Decoder[StatusReport | Refusal] = Decoder(StatusReport | Refusal)

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,17 @@ from virtualflow.core.job_view import DeviceUse
 from virtualflow.core.membership import JobContext
 from virtualflow.core.seeds import derive
 from virtualflow.errors import CoordinatorLostError, LaunchError, NoTrainerError, PeerLostError, VirtualFlowError
+from virtualflow.job.lasting_wire import LastingWire
 from virtualflow.job.member import Leave, Member
 from virtualflow.job.spec import Failure, WorkerSpec
-from virtualflow.job.wire import BEATS, Wire
+from virtualflow.job.wire import BEATS
 from virtualflow.job.wire_messages import (
-    TO_WORKER,
     FileRead,
     FileWritten,
     JoinRefused,
     Message,
     ModuleLoaded,
     ResourceUse,
-    ToWorker,
     WorkerFailed,
 )
 from virtualflow.program import provenance, source
@@ -60,16 +59,19 @@ WITHOUT_TRAINER = (
 )
 
 
-def run(spec: WorkerSpec, control: int) -> int:
-    """Run the script as one worker of the job; return the process's exit code."""
+def run(spec: WorkerSpec, control: int, outputs: Sequence[int] = ()) -> int:
+    """Run the script as one worker of the job; return the process's exit code.
+
+    *outputs* are the other ends of its stdout and stderr, if they are pipes.
+    """
     process = os.getpid()
-    wire = Wire(socket.socket(fileno=control), TO_WORKER)
+    wire = LastingWire(socket.socket(fileno=control))
     threading.Thread(target=_beat, args=(wire, spec.patience_seconds / BEATS), daemon=True).start()
     snapshot, reports = Path(spec.job_folder, "snapshot"), _Reports(wire)
     overlay = Overlay(Program.of(snapshot, spec.description.script), snapshot, reports)
     reading = Reading(overlay, spec.job_folder, lambda: Program.of(snapshot, spec.description.script), reports)
     try:
-        member = _enter(spec, wire, lambda: _program_facts(overlay, reading))
+        member = _enter(spec, wire, outputs, lambda: _program_facts(overlay, reading))
         solo.install(member)
         signal.signal(signal.SIGTERM, lambda *_: member.leave_when_possible())
         _await_first_step(spec, member, reading)
@@ -100,11 +102,11 @@ def run(spec: WorkerSpec, control: int) -> int:
         text = _traceback_of(overlay.program.script, error)
         device = device_of(error) or spec.device
         failure = Failure(device, type(error).__name__, text, isinstance(error, PeerLostError))
-        wire.send(WorkerFailed(failure))
+        wire.send_last(WorkerFailed(failure))
         return NO_TRAINER_CODE if isinstance(error, NoTrainerError) else 1
 
 
-def _beat(wire: Wire[ToWorker], seconds: float) -> None:
+def _beat(wire: LastingWire, seconds: float) -> None:
     """Send heartbeats to the coordinator, independent of the script, with this process's use of its machine."""
     meter = CpuMeter()
     while True:
@@ -117,7 +119,7 @@ def _beat(wire: Wire[ToWorker], seconds: float) -> None:
 class _Reports:
     """Sends the coordinator which files the script uses. See ``program.overlay.Reports``."""
 
-    def __init__(self, wire: Wire[ToWorker]) -> None:
+    def __init__(self, wire: LastingWire) -> None:
         self._wire = wire
         self._process = os.getpid()
 
@@ -135,7 +137,7 @@ class _Reports:
             self._wire.send(message)
 
 
-def _enter(spec: WorkerSpec, wire: Wire[ToWorker], facts: Callable[[], dict[str, Any]]) -> Member:
+def _enter(spec: WorkerSpec, wire: LastingWire, outputs: Sequence[int], facts: Callable[[], dict[str, Any]]) -> Member:
     described = spec.description
     if described.hash_seed != (here := hash_seed_here()):
         raise LaunchError(
@@ -156,7 +158,7 @@ def _enter(spec: WorkerSpec, wire: Wire[ToWorker], facts: Callable[[], dict[str,
         profiled_grids(described),
         facts,
     )
-    return Member(spec, job, wire)
+    return Member(spec, job, wire, outputs)
 
 
 def claim_device(spec: WorkerSpec) -> str:

@@ -231,7 +231,7 @@ class Fleet:
             job.holds = devices
             job.target = job.target or job.status.wanted or devices
         now = self._clock()
-        if now > job.asked + PING_SECONDS:
+        if now > job.asked + (PING_SECONDS if job.silent_since is None else ASK_AGAIN_SECONDS):
             self._ask(job_id, GetStatus())
         if job.silent_since is not None and now > job.silent_since + 4 * self._patience_seconds:
             if job.ending is None:
