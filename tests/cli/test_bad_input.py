@@ -19,6 +19,7 @@ from virtualflow.cli import verify
 from virtualflow.cli.main import app
 from virtualflow.events.certificate import Verdict
 from virtualflow.job.folder import JobFolder, JobSpec
+from virtualflow.system.identity import identity
 
 TRAIN = "import virtualflow"
 # Every option and argument that is a file or a folder, and a command line around it: PATH is the bad one.
@@ -28,6 +29,8 @@ COMMANDS = {
     "run profiles": "run --profiles PATH --devices 1 train.py",
     "run device_file": "run --device-file PATH missing.py",
     "run token_file": "run --listen 127.0.0.1:0 --token-file PATH missing.py",
+    "run tls_cert": "run --listen 127.0.0.1:0 --tls-cert PATH --tls-key PATH train.py",
+    "run tls_key": "run --listen 127.0.0.1:0 --tls-cert own/certificate.pem --tls-key PATH train.py",
     "explain profiles": "explain --stages 2 --batch-size 8 --virtual-nodes 4 --devices 2 --profiles PATH",
     "port script": "port PATH",
     "profile script": "profile --device-type cpu PATH",
@@ -46,6 +49,9 @@ COMMANDS = {
     "join token_file": "join 127.0.0.1:1 --token-file PATH",
     "cluster up device_file": "cluster up --foreground --device-file PATH",
     "cluster up users": "cluster up --foreground --users PATH",
+    "cluster up tls_cert": "cluster up --foreground --tls-cert PATH --tls-key PATH",
+    "cluster up tls_key": "cluster up --foreground --tls-cert own/certificate.pem --tls-key PATH",
+    "cluster token add output": "cluster token add ann --role look -o PATH",
     "replay dump": "replay a-job --step 0 --dump PATH",
     "sweep output": "sweep a-sweep --plot PATH",
     "cluster restore backup": "cluster restore PATH",
@@ -83,6 +89,7 @@ def folder(tmp_path: Path, vf_home: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.chdir(place)
     (place / "train.py").write_text(TRAIN)
     (place / "a-folder").mkdir()
+    identity(place / "own")
     (place / "binary").write_bytes(bytes(range(256)))
     (place / "{}.json").write_text("{}")
     (place / "[].json").write_text("[]")

@@ -10,6 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from virtualflow.cli.files import check_file
 from virtualflow.cli.help import Command
 from virtualflow.cli.screen import print_line, screen
 from virtualflow.errors import ConfigError
@@ -43,6 +44,7 @@ def add(
     if role not in list(Role):
         raise ConfigError(f"--role {role}: expected {', '.join(list(Role)[:-1])} or {list(Role)[-1]}")
     file = output or Path(f"{name}.token")
+    check_file(file)
     if file.exists():
         raise ConfigError(f"there is a file {file} already: remove it, or name another one with -o")
     client = Client.find()
