@@ -46,6 +46,7 @@ class Job:
         assert started.returncode == 0, started.stderr
         self.id = started.stdout.split()[1]
         assert started.stdout == f"job {self.id}\n"
+        self.home = JobFolder.of(self.id)  # to be found from another $VF_HOME, too
         self.coordinator = coordinator_of(self.id)
 
     def hold(self, name: str) -> None:
@@ -132,7 +133,7 @@ def starting(folder: Path) -> Iterator[Callable[..., Job]]:
         yield one
     finally:
         for job in jobs:
-            end_job(JobFolder(job.path))
+            end_job(job.home)
 
 
 @pytest.fixture

@@ -39,7 +39,6 @@ class JobStatus(Struct, frozen=True):
     virtual_nodes: int | None = None  # None until the script has made its Trainer
     workers: tuple[WorkerStatus, ...] = ()
     wanted: tuple[str, ...] = ()  # devices
-    guests: tuple[str, ...] = ()  # devices whose workers other launchers have started
     resizes: int = 0  # this and the other counts: since the job began, over all coordinators
     failures: int = 0
     remaps: int = 0
@@ -50,6 +49,7 @@ class JobStatus(Struct, frozen=True):
     reason: str = ""  # the last line of what went wrong
     launched: float = 0.0  # when, as long as no coordinator has written anything
     over: bool = False  # whether a manager knows that the job never runs again
+    guests: tuple[str, ...] = ()  # devices whose workers other launchers have started
     drained: tuple[str, ...] = ()  # devices that a sentinel has caught
     corruption: tuple[str, ...] = ()  # what it has found, in words
 
