@@ -33,9 +33,9 @@ lint: setup
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/mypy
 
-# By file: what a module of tests sets up, it sets up once. Three at a time on two cores: many tests wait.
+# By file: what a module of tests sets up, it sets up once. Three at a time on two cores: many tests wait. conftest.py has the order.
 test: lint data  ## everything that must hold
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 chaos: setup  ## random kills and resizes: make chaos HOURS=2; or MINUTES=10 (SCHEDULES=200) of each kind, with fuzzing and the corpus of scripts [SEED=1] [ONLY=conv_net]
 ifdef HOURS

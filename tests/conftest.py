@@ -30,6 +30,8 @@ hypothesis.settings.register_profile("repeatable", derandomize=True)
 if "VF_RANDOM" not in os.environ:
     hypothesis.settings.load_profile("repeatable")
 BUSY_SECONDS = 400  # for a test that runs jobs
+WAITING = ("backends", "job", "manager", "examples", "docs", "selftest", "fakecuda", "dashboard", "chaos")
+COMPUTING = ("cluster", "core", "events", "loggers", "policies", "porting", "program", "sim", "solver", "system")
 
 # Scripts that tests run import from this package.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -177,8 +179,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A process that has such devices runs what makes use of them there: jobs have processes of their own.
 
-    Whatever runs jobs has time on a busy machine, where a process may take a minute to start.
+    Whatever runs jobs has time on a busy machine, where a process may take a minute to start. Files that wait a lot
+    come first and those that only compute come last, so that none is left alone at the end.
     """
+    items.sort(key=_turn)
     for item in items:
         if "cpus" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(BUSY_SECONDS))
@@ -190,6 +194,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ]
     elif "VF_ALL_ON_CUDA" not in os.environ:
         items[:] = [item for item in items if not _is_left_to_chaos(item)]
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = item.path.parent.name
+    return 0 if folder in WAITING else 2 if folder in COMPUTING else 1
 
 
 def _is_left_to_chaos(item: pytest.Item) -> bool:
