@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,13 +63,16 @@ def parts(hours: float, lanes: int, seed: int) -> list[Part]:
     return sorted(made, key=lambda part: -part.minutes)
 
 
-def run(part: Part, folder: Path) -> Outcome:
-    """Run the series to its end; what it prints goes to the terminal."""
-    kept = folder / f"{part.name}.json"
-    ended = subprocess.run(part.command(kept), cwd=REPOSITORY, timeout=60 * part.minutes + GRACE_SECONDS, check=False)
+def outcome_of(command: Sequence[str], kept: Path, limit_seconds: float) -> Outcome:
+    """Run a series to its end, which keeps its outcome in a file; what it prints goes to the terminal."""
+    try:
+        code = subprocess.run(command, cwd=REPOSITORY, timeout=limit_seconds, check=False).returncode
+        why = f"the series itself ended with code {code}" if code else ""
+    except subprocess.TimeoutExpired:
+        why = f"the series itself hung: it was not through after {limit_seconds:.0f} s"
     outcome = Outcome.read(kept) if kept.exists() else Outcome()
-    if ended.returncode and not outcome.failed:
-        outcome.failed["none"] = f"the series itself ended with code {ended.returncode}"
+    if why and not outcome.failed:
+        outcome.failed["none"] = why
     return outcome
 
 
@@ -96,8 +100,17 @@ def main() -> None:
     began = time.monotonic()
     todo = parts(given.hours, given.lanes, given.seed)
     with tempfile.TemporaryDirectory(prefix="vf-chaos-hours-") as folder, ThreadPoolExecutor(given.lanes) as pool:
-        running = {part.name: pool.submit(run, part, Path(folder)) for part in todo}
-        outcomes = {name: outcome.result() for name, outcome in running.items()}
+
+        def run(part: Part) -> Outcome:
+            kept = Path(folder, f"{part.name}.json")
+            return outcome_of(part.command(kept), kept, 60 * part.minutes + GRACE_SECONDS)
+
+        running = {part.name: pool.submit(run, part) for part in todo}
+        try:
+            outcomes = {name: outcome.result() for name, outcome in running.items()}
+        except KeyboardInterrupt:  # which the series that run have got, too
+            pool.shutdown(cancel_futures=True)
+            sys.exit(130)
     print(report(outcomes, (time.monotonic() - began) / 60), flush=True)
     sys.exit(any(outcome.failed for outcome in outcomes.values()))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.hours import PARTS, parts, report
+from tests.chaos.hours import PARTS, outcome_of, parts, report
 from tests.chaos.series import Outcome, Series, assert_no_orphans, commit
 
 
@@ -71,3 +72,12 @@ def test_one_report_of_all_series_names_each_failure() -> None:
     assert lines[0].startswith("4 schedules, commit ")
     assert lines[0].endswith("120 minutes: 3 held, 1 failed; 4 strikes that had an effect")
     assert lines[1:] == ["     2  job", "     1  fast", "     4  kill", "FAILED job, seed 3: Hung: not through"]
+
+
+def test_a_series_that_hangs_or_fails_as_a_whole_is_in_the_report(tmp_path: Path) -> None:
+    kept = tmp_path / "outcome.json"
+    hung = outcome_of([sys.executable, "-c", "import time; time.sleep(60)"], kept, limit_seconds=0.5)
+    assert "hung" in hung.failed["none"]
+    assert "code 3" in outcome_of([sys.executable, "-c", "raise SystemExit(3)"], kept, limit_seconds=60).failed["none"]
+    Outcome([1], {}, Counter(kill=1)).write(kept)
+    assert outcome_of([sys.executable, "-c", ""], kept, limit_seconds=60) == Outcome([1], {}, Counter(kill=1))
